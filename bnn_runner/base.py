@@ -1,0 +1,411 @@
+"""The contracts everything stands on. The rest of the program imports this module and little else.
+
+Letters: N data points in a split, B points in a batch, K network outputs, P trainable parameters,
+S posterior draws, L lanes (independent networks trained at once), tau points in a joint block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from bnn_runner.hyper import HyperRule
+    from bnn_runner.likelihoods import Likelihood
+
+Kind = Literal["regression", "classification"]
+
+
+# --------------------------------------------------------------------------------------- data
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What a data set is, known without reading it: enough to check a model or a method against it.
+
+    `input_shape` is without the batch axis ((1, 28, 28) for an image, (6,) for a table row).
+    """
+
+    name: str
+    kind: Kind
+    input_shape: tuple[int, ...]
+    num_outputs: int
+    val_fraction: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """Some points of a data set, in memory (on whichever device) and in a fixed order.
+
+    `inputs` [N, ...] are kept as stored (uint8 for images); `prepare` makes network inputs of a
+    gathered batch, on its device. `targets` are [N] int64 class labels or [N, K] standardised
+    floats; a split without labels (out of distribution) has none. `ids` [N] name each point by its
+    place in the published data set.
+    """
+
+    inputs: Tensor
+    targets: Tensor | None
+    ids: Tensor
+    prepare: Callable[[Tensor], Tensor] = lambda x: x
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Inputs [..., *input_shape] and targets of `indices` (any shape: [B] or [L, B])."""
+        flat = indices.reshape(-1).to(self.inputs.device)
+        x = self.prepare(self.inputs[flat])
+        x = x.reshape(*indices.shape, *x.shape[1:])
+        if self.targets is None:
+            return x, None
+        y = self.targets[flat]
+        return x, y.reshape(*indices.shape, *y.shape[1:])
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Batches in order; every point once, none dropped."""
+        for start in range(0, len(self), batch_size):
+            yield self.gather(torch.arange(start, min(start + batch_size, len(self)), device=self.inputs.device))
+
+    def subset(self, indices: Tensor) -> Split:
+        """The points at `indices` [M], in that order."""
+        indices = indices.to(self.inputs.device)
+        targets = None if self.targets is None else self.targets[indices]
+        return replace(self, inputs=self.inputs[indices], targets=targets, ids=self.ids[indices.to(self.ids.device)])
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Split:
+        """On `device`, floating-point numbers as `dtype` (integers stay integers; `prepare` output is cast)."""
+        inputs = self.inputs.to(device)
+        if inputs.is_floating_point():
+            inputs = inputs.to(dtype)
+        targets = self.targets
+        if targets is not None:
+            targets = targets.to(device, dtype if targets.is_floating_point() else None)
+        raw = self.prepare
+        return replace(self, inputs=inputs, targets=targets, prepare=lambda x: raw(x).to(dtype))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a data set gives to a run.
+
+    Regression targets are standardised on the training part: y_original = target_mean +
+    target_scale * y, both [K] (zeros and ones for classes). `truth` maps original-unit inputs
+    [M, D] to noise-free outputs [M, K] where the data are made. `fingerprint` is a hash of the
+    content that a training depends on. `unavailable` says why an out-of-distribution set is absent.
+    """
+
+    spec: TaskSpec
+    train: Split
+    val: Split
+    test: Split
+    ood: Mapping[str, Split]
+    fingerprint: str
+    target_mean: Tensor
+    target_scale: Tensor
+    input_mean: Tensor | None = None
+    input_scale: Tensor | None = None
+    truth: Callable[[Tensor], Tensor] | None = None
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def splits(self) -> dict[str, Split]:
+        """Every split by name: train, val, test, ood/<name>."""
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        return named | {f"ood/{name}": split for name, split in self.ood.items()}
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Task:
+        """The same task with its tensors on `device` in `dtype`."""
+        return replace(
+            self,
+            train=self.train.to(device, dtype),
+            val=self.val.to(device, dtype),
+            test=self.test.to(device, dtype),
+            ood={name: split.to(device, dtype) for name, split in self.ood.items()},
+            target_mean=self.target_mean.to(device, dtype),
+            target_scale=self.target_scale.to(device, dtype),
+        )
+
+
+@runtime_checkable
+class DataSet(Protocol):
+    """A frozen dataclass whose fields are its YAML's keys (without `recommended`)."""
+
+    val_fraction: float
+
+    def spec(self) -> TaskSpec:
+        """What is known before any file is opened. Raises `UserError` for values that cannot be."""
+        ...
+
+    def load(self, data_dir: Path, seed: int) -> Task:
+        """Read or make the data. Same arguments, same task. Reading never writes beside the data."""
+        ...
+
+
+# ------------------------------------------------------------------------------------- models
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A frozen dataclass whose fields are its YAML's keys."""
+
+    def problems(self, spec: TaskSpec) -> list[str]:
+        """Why this network cannot serve that task (empty when it can); no torch work."""
+        ...
+
+    def build(self, spec: TaskSpec) -> nn.Module:
+        """A new network; its initial weights come from the global RNG, which the caller has seeded.
+
+        A network whose forward pass also takes parameters stacked on a leading lane axis, with
+        inputs [L, B, ...], says so by a class attribute `stacks_lanes = True`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained network: a module for its shape, and plain tensors for its weights.
+
+    The module is never called with weights of its own; use `functional_call(module, tensors, x)`.
+    `log_noise` [K] is the log standard deviation of regression noise in standardised units.
+    `prior_precision` maps each parameter name to the precision of the training prior (a scalar).
+    """
+
+    module: nn.Module
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    likelihood: Likelihood
+    prior_precision: dict[str, float]
+    key: str = ""
+    history: tuple[Mapping[str, float], ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers together, as `functional_call` wants them."""
+        return {**self.parameters, **self.buffers}
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters.values())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] at the trained weights, in evaluation mode, which is left as found."""
+        from bnn_runner.modes import evaluation_mode
+
+        with evaluation_mode(self.module):
+            return torch.func.functional_call(self.module, self.tensors, (x,))
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """One trained network a method needs: which member (0 is the MAP network), and extra settings.
+
+    `extras` are method settings that shape training (a dropout rate); they join the cache key.
+    """
+
+    member: int = 0
+    extras: tuple[tuple[str, Any], ...] = ()
+
+
+# ---------------------------------------------------------------------------------- posteriors
+
+
+class Draws(Protocol):
+    """S frozen functions. `draws(x)` is [S, B, K] for x [B, ...], the same functions for every x.
+
+    `draws[a:b]` are draws a to b of the same sequence: draw s depends on (seed, s) only.
+    `floats_per_draw` is what one draw holds in memory while used, from which chunks are sized.
+    `likelihood` broadcasts against [S, B, K]: each draw may have a noise of its own.
+    """
+
+    @property
+    def log_weights(self) -> Tensor: ...
+
+    @property
+    def floats_per_draw(self) -> int: ...
+
+    @property
+    def likelihood(self) -> Likelihood: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice) -> Draws: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Closed-form mean [B, K] and covariance [B, K, K] of the network outputs at B points."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+class Posterior(Protocol):
+    """What a method fits; immutable.
+
+    `finite` says that the draws are the whole posterior (MAP, ensembles): their joint scores are
+    exact. `report` is one flat mapping of facts for the row (evidence, chosen precision, repairs);
+    `treatment` says, for every trainable parameter tensor, by which rule it was treated.
+    """
+
+    @property
+    def finite(self) -> bool: ...
+
+    @property
+    def likelihood(self) -> Likelihood: ...
+
+    @property
+    def report(self) -> Mapping[str, Any]: ...
+
+    @property
+    def treatment(self) -> Mapping[str, str]: ...
+
+    def draws(self, num_draws: int, seed: int) -> Draws:
+        """`num_draws` functions (a finite posterior gives all of its own, whatever is asked)."""
+        ...
+
+
+@runtime_checkable
+class ClosedForm(Protocol):
+    """A posterior that also knows its output moments in closed form."""
+
+    def moments(self, x: Tensor) -> Moments: ...
+
+    def joint_covariance(self, split: Split) -> Tensor:
+        """Covariance [N*K, N*K] of the outputs at all points of a split."""
+        ...
+
+
+@dataclass(frozen=True)
+class FitContext:
+    """What a method may use beside the task and the networks: seed, hyper rule, and a way to tell progress."""
+
+    seed: int
+    hyper: HyperRule | None
+    batch_size: int
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+
+
+Predictive = Literal["draws", "closed_form", "bridge"]
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A frozen dataclass whose fields are its YAML's keys.
+
+    `uses_hyper`: whether the hyper rule changes the result (if not, it is no part of the cell's id).
+    `finite`: the draws are the whole posterior, so the number of draws asked for is no part of it either.
+    `predictive`: how evaluation turns the posterior into probabilities.
+    """
+
+    uses_hyper: ClassVar[bool]
+    finite: ClassVar[bool]
+
+    @property
+    def predictive(self) -> Predictive: ...
+
+    def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
+        """Why this method cannot serve that task or rule (empty when it can)."""
+        ...
+
+    def needs(self) -> Sequence[TrainingSpec]:
+        """Which trained networks, known before anything runs."""
+        ...
+
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> Posterior:
+        """The posterior, over the clean, unshuffled training set, no point dropped."""
+        ...
+
+
+# ---------------------------------------------------------------------------------- evaluation
+
+
+@dataclass(frozen=True)
+class SplitEvaluation:
+    """What S draws say about N points of one split, in original target units.
+
+    `loglik` [S, N]: log p(y_n | f_s(x_n)) in nats, absent without targets. Classes: `mean_probs`
+    [N, K], `mean_entropy` [N] (mean over draws of the entropy of each, nats). Regression: `means`
+    [S, N, K] and `variances` [S or 1, N or 1, K] of y given each draw; a closed form has S = 1,
+    `variances` total, and `epistemic` [N, K] the part of it that the posterior adds.
+    """
+
+    ids: Tensor
+    loglik: Tensor | None = None
+    targets: Tensor | None = None
+    mean_probs: Tensor | None = None
+    mean_entropy: Tensor | None = None
+    means: Tensor | None = None
+    variances: Tensor | None = None
+    epistemic: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class GaussianJoint:
+    """The exact joint predictive of a split's targets: mean [N], covariance [N, N] with noise, original units."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything the metrics may use; saved with the cell, so that metrics need no GPU and no data again.
+
+    `splits` holds "test", "val" and "ood/<name>". `log_weights` [S] are zero where draws count
+    alike. `finite`: the draws are the whole posterior. `has_joint`: the draws are functions, so
+    joint scores exist (a closed-form predictive has none, unless `gaussian_joint` is there).
+    """
+
+    kind: Kind
+    predictive: str
+    finite: bool
+    has_joint: bool
+    log_weights: Tensor
+    splits: Mapping[str, SplitEvaluation]
+    gaussian_joint: GaussianJoint | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def test(self) -> SplitEvaluation:
+        return self.splits["test"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of the tidy table.
+
+    `status`: ok, n/a (with the reason in `note`) or not converged. `value` is NaN for n/a.
+    `standard_error` is over the n points or blocks of this one evaluation. `draws` is the number of
+    draws the value used; `better` is "higher", "lower" or "" (neither).
+    """
+
+    metric: str
+    value: float
+    standard_error: float = float("nan")
+    n: int = 0
+    split: str = "test"
+    tau: int | None = None
+    kappa: int | None = None
+    draws: int | None = None
+    better: str = ""
+    unit: str = ""
+    status: str = "ok"
+    note: str = ""
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """A frozen dataclass whose fields are its YAML's keys: a pure function of an Evaluation and a seed."""
+
+    def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
+        """Scores; an empty list where the metric does not apply to this kind of task."""
+        ...

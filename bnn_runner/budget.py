@@ -1,0 +1,206 @@
+"""The time limit: what a run would cost, measured on its first steps, and how it is shortened honestly.
+
+A shortened run is an ordinary run of a smaller experiment (fewer test points, fewer training
+points, fewer epochs of a whole schedule), so its row is reproducible and marked; the command that
+gives it is printed. What was decided is kept, so that the same command finds the same cell again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bnn_runner.base import FitContext, Network, Task
+from bnn_runner.config import Experiment
+from bnn_runner.evaluation import evaluate
+from bnn_runner.hyper import Fixed
+from bnn_runner.progress import LONG_AFTER_SECONDS, duration
+from bnn_runner.storage import write_json
+from bnn_runner.training import Group, Lane, Recipe
+
+AUTO_MINUTES_ON_CPU = 20.0
+EVALUATION_SHARE, FIT_SHARE, TRAINING_SHARE = 0.2, 0.25, 0.45
+"""Shares of the limit; the rest is for reading the data, figures and the estimate's own error."""
+FEWEST_POINTS = 200
+_PROBE_SIZES = (32, 96)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the time limit changed: {dotted key: used}, and what was asked for."""
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    limit_minutes: float = 0.0
+
+    def summary(self) -> str:
+        words = [f"{key} {self.asked[key] if self.asked[key] is not None else 'all'} -> {value}" for key, value in self.changes.items()]
+        return ", ".join(words)
+
+    def notes(self) -> list[str]:
+        return [f"shortened by time_limit={self.limit_minutes:g} min: {self.summary()}"] if self.changes else []
+
+    def describe(self) -> dict[str, Any] | None:
+        """For cell.json: {key: [asked, used]}; None for a run that is whole."""
+        return {key: [self.asked[key], value] for key, value in self.changes.items()} or None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a run, by part; the last two are a point's."""
+
+    training: float
+    fit: float
+    evaluation: float
+    fit_per_point: float = 0.0
+    evaluation_per_point: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.training + self.fit + self.evaluation
+
+    def told(self) -> str:
+        return f"training {duration(self.training)}, posterior {duration(self.fit)}, evaluation {duration(self.evaluation)}"
+
+
+def limit_seconds(time_limit: float | str | None, device: torch.device) -> float | None:
+    """The limit in force: minutes as given; auto is 20 minutes on a CPU and none on an accelerator."""
+    if time_limit == "auto":
+        return AUTO_MINUTES_ON_CPU * 60 if device.type == "cpu" else None
+    return None if not time_limit else 60 * float(time_limit)
+
+
+def estimate(
+    experiment: Experiment, recipe: Recipe, tasks: Sequence[Task], missing: Sequence[Lane], scored_points: Sequence[int], device: torch.device
+) -> Cost:
+    """What a run would cost: a few real training steps, and a posterior of 32 and of 96 points, timed.
+
+    `missing` are the trainings that the cache lacks; `scored_points` how many points each task evaluates.
+    """
+    training = 0.0
+    if missing:
+        group = Group(recipe, missing, device)
+        lanes = 1
+        if group.strategy == "loop":
+            group, lanes = Group(recipe, missing[:1], device), len(missing)
+        training = group.step_seconds() * group.total_steps * lanes
+    points = sum(len(t.train) for t in tasks)
+    if training < 20 and points + sum(scored_points) < 5000:
+        return Cost(training, 0.0, 0.0)
+    times = [_posterior_seconds(experiment, recipe, tasks[0], n, device) for n in _PROBE_SIZES]
+    span = _PROBE_SIZES[1] - _PROBE_SIZES[0]
+    fit_slope, eval_slope = (max(0.0, (times[1][i] - times[0][i]) / span) for i in (0, 1))
+    fit = sum(times[0][0] + fit_slope * len(t.train) for t in tasks)
+    evaluation = sum(times[0][1] + eval_slope * n for n in scored_points)
+    return Cost(training, fit, evaluation, fit_slope, eval_slope)
+
+
+def _posterior_seconds(experiment: Experiment, recipe: Recipe, task: Task, points: int, device: torch.device) -> tuple[float, float]:
+    """Seconds to fit the posterior on `points` training points, and to evaluate as many test points, at initial weights."""
+
+    def some(n: int) -> torch.Tensor:
+        return torch.arange(min(points, n))
+
+    small = replace(
+        task, train=task.train.subset(some(len(task.train))), val=task.val.subset(some(0)), test=task.test.subset(some(len(task.test))), ood={}
+    )
+    networks: list[Network] = []
+    for i, _ in enumerate(experiment.method.needs()):
+        group = Group(recipe, [Lane(small, i)], device)
+        networks.append(group.network(0))
+    begin = time.perf_counter()
+    posterior = experiment.method.fit(small, networks, FitContext(0, Fixed(1.0), experiment.settings.eval.batch_size))
+    middle = time.perf_counter()
+    evaluate(
+        small, posterior, experiment.method.predictive, experiment.settings.eval.num_draws, 0, experiment.settings.eval.batch_size, max_ood=0
+    )
+    return middle - begin, time.perf_counter() - middle
+
+
+def shorten(cost: Cost, limit: float, task: Task, scored_points: int, epochs: int, replicates: int = 1) -> dict[str, Any]:
+    """Smaller settings under which a run of this cost fits the limit; empty where it fits as it is.
+
+    In this order: test points, so that evaluation takes at most 20 % of the limit; training points,
+    so that the posterior's fit takes at most 25 %; epochs of the whole schedule, so that training
+    takes at most 45 %; training points again where even one epoch would not fit.
+    """
+    changes: dict[str, Any] = {}
+    if cost.total <= limit:
+        return changes
+    if cost.evaluation > EVALUATION_SHARE * limit:
+        others = scored_points - len(task.test)
+        fits = EVALUATION_SHARE * limit / replicates / max(cost.evaluation_per_point, 1e-9) - others
+        changes["data.test_size"] = min(len(task.test), max(FEWEST_POINTS, _round_down(fits)))
+    points = len(task.train)
+    kept = points
+    if cost.fit > FIT_SHARE * limit:
+        kept = min(points, max(FEWEST_POINTS, int(FIT_SHARE * limit / replicates / max(cost.fit_per_point, 1e-9))))
+    training = cost.training * kept / points
+    spent = min(cost.evaluation, EVALUATION_SHARE * limit) + min(cost.fit, FIT_SHARE * limit)
+    allowed = max(TRAINING_SHARE * limit, 0.9 * limit - spent)
+    if training > allowed:
+        used = max(1, int(epochs * allowed / training))
+        if used == 1 and training / epochs > allowed:
+            kept = max(FEWEST_POINTS, int(kept * allowed / (training / epochs)))
+        changes["schedule.epochs"] = used
+    if kept < points:
+        changes["data.train_size"] = _round_down(kept)
+    return changes
+
+
+def _round_down(value: float) -> int:
+    """To two digits, so that the smaller command reads well."""
+    whole = max(1, int(value))
+    step = 10 ** max(0, len(str(whole)) - 2)
+    return whole // step * step
+
+
+def apply(experiment: Experiment, changes: Mapping[str, Any]) -> Experiment:
+    """The experiment with some dotted keys of its components changed, in the objects and in the configuration."""
+    config = dict(experiment.config)
+    parts: dict[str, Any] = {}
+    for key, value in changes.items():
+        group, name = key.split(".")
+        config[group] = {**config[group], name: value}
+        component = parts.get(group, getattr(experiment, group))
+        known = {f.name for f in dataclasses.fields(component)}
+        extra = {"warmup_epochs": min(component.warmup_epochs, value)} if key == "schedule.epochs" else {}
+        if extra:
+            config[group] |= extra
+        parts[group] = replace(component, **{k: v for k, v in {name: value, **extra}.items() if k in known})
+    return replace(experiment, config=config, **parts)
+
+
+def asked(experiment: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that the changed keys had."""
+    return {key: experiment.config[key.split(".")[0]].get(key.split(".")[1]) for key in changes}
+
+
+def remembered(path: Path) -> dict[str, Any] | None:
+    """What an earlier run of the same request decided, or None."""
+    try:
+        changes: dict[str, Any] = json.loads(path.read_text())
+        return changes
+    except (OSError, json.JSONDecodeError):
+        return None
+
+
+def remember(path: Path, changes: Mapping[str, Any]) -> None:
+    write_json(path, dict(changes))
+
+
+def announce(cost: Cost, budget: Budget, limit: float | None, command: str, say: Callable[[str], None]) -> None:
+    """Say what the run costs and, where it is shortened, how, and how to have the whole of it."""
+    if cost.total > LONG_AFTER_SECONDS:
+        say(f"this run would take about {duration(cost.total)} here ({cost.told()})")
+    if budget.changes and limit is not None:
+        say(f"SHORTENED to fit time_limit={limit / 60:g} min: {budget.summary()}. Its rows are marked.")
+        say(f"the smaller experiment by itself:  {command}")
+        say("the whole of it:  add time_limit=null (or run it on a GPU)")

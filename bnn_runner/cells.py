@@ -1,0 +1,102 @@
+"""Cells: the folder of one point of a sweep, its status, and the files a finished one holds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from bnn_runner.base import Score
+from bnn_runner.storage import write_json, write_text
+
+Status = Literal["done", "failed", "cut", "open"]
+_FILES: dict[Status, str] = {"done": "DONE", "failed": "FAILED", "cut": "CUT"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """outputs/runs/<data>/<model>/<method>/<seed>-<hash8>."""
+
+    root: Path
+    data: str
+    model: str
+    method: str
+    seed: int
+    hash: str
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "runs" / self.data / self.model / self.method / f"{self.seed}-{self.hash[:8]}"
+
+    def status(self) -> Status:
+        """By its status file; open when there is none (never begun, running, or killed)."""
+        for status, name in _FILES.items():
+            if (self.folder / name).exists():
+                return status
+        return "open"
+
+    def set_status(self, status: Status, text: str) -> None:
+        """Write the status file last, and take others away."""
+        for other, name in _FILES.items():
+            if other != status:
+                (self.folder / name).unlink(missing_ok=True)
+        if status in _FILES:
+            write_text(self.folder / _FILES[status], text if text.endswith("\n") else text + "\n")
+
+    def finish(self) -> None:
+        self.set_status("done", json.dumps({"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}))
+
+    def facts(self) -> dict[str, Any]:
+        """cell.json of an earlier run, or nothing."""
+        try:
+            facts: dict[str, Any] = json.loads((self.folder / "cell.json").read_text(encoding="utf-8"))
+            return facts
+        except (OSError, json.JSONDecodeError):
+            return {}
+
+    def write_scores(self, scores: Sequence[Score]) -> None:
+        """metrics.csv: one row a score, its fields as columns; NaN is written out."""
+        write_text(self.folder / "metrics.csv", table_text([asdict(s) for s in scores], [f.name for f in fields(Score)]))
+
+    def write_history(self, histories: Sequence[Sequence[Mapping[str, float]]]) -> None:
+        """history.csv: one row an epoch and member."""
+        rows = [{"member": i, **row} for i, history in enumerate(histories) for row in history]
+        columns = list(dict.fromkeys(key for row in rows for key in row)) or ["member"]
+        write_text(self.folder / "history.csv", table_text(rows, columns))
+
+
+def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """CSV; None is empty, not-a-number is written "nan"."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(columns), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: "nan" if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()})
+    return out.getvalue()
+
+
+def headline(scores: Sequence[Score]) -> dict[str, float]:
+    """Each metric's first finite value on the test set."""
+    found: dict[str, float] = {}
+    for score in scores:
+        if score.split == "test" and math.isfinite(score.value):
+            found.setdefault(score.metric, score.value)
+    return found
+
+
+def command_line(overrides: Sequence[str], config_dir: Path | str | None = None) -> str:
+    """One line for a shell that gives this cell again."""
+    words = ["bnn-run", *([] if config_dir is None else ["--config-dir", str(config_dir)]), *overrides]
+    return " ".join(w if re.fullmatch(r"[\w@%+=:,./-]+", w) else shlex.quote(w) for w in words)
+
+
+def write_description(cell: Cell, facts: Mapping[str, Any]) -> None:
+    write_json(cell.folder / "cell.json", dict(facts))

@@ -1,0 +1,67 @@
+"""Citations follow the components in use: a class names its sources by `cites`, this file has the entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+BY_CLASS: dict[str, tuple[str, ...]] = {
+    "Laplace": ("mackay1992", "khan2019", "immer2021", "daxberger2021"),
+    "Ensemble": ("lakshminarayanan2017",),
+    "Evidence": ("mackay1992", "immer2021evidence"),
+    "LeNet": ("lecun1998",),
+    "ResNet20": ("he2016",),
+    "Joint": ("osband2022",),
+    "Dyadic": ("osband2022",),
+    "MNIST": ("lecun1998",),
+    "CIFAR10": ("krizhevsky2009",),
+    "UCIRegression": ("hernandezlobato2015", "foong2019"),
+}
+
+ENTRIES: dict[str, str] = {
+    "mackay1992": """@article{mackay1992,
+  author = {MacKay, David J. C.}, title = {A practical {B}ayesian framework for backpropagation networks},
+  journal = {Neural Computation}, volume = {4}, number = {3}, pages = {448--472}, year = {1992}}""",
+    "khan2019": """@inproceedings{khan2019,
+  author = {Khan, Mohammad Emtiyaz and Immer, Alexander and Abedi, Ehsan and Korzepa, Maciej},
+  title = {Approximate inference turns deep networks into {G}aussian processes}, booktitle = {NeurIPS}, year = {2019}}""",
+    "immer2021": """@inproceedings{immer2021,
+  author = {Immer, Alexander and Korzepa, Maciej and Bauer, Matthias},
+  title = {Improving predictions of {B}ayesian neural nets via local linearization}, booktitle = {AISTATS}, year = {2021}}""",
+    "immer2021evidence": """@inproceedings{immer2021evidence,
+  author = {Immer, Alexander and Bauer, Matthias and Fortuin, Vincent and R{\\"a}tsch, Gunnar and Khan, Mohammad Emtiyaz},
+  title = {Scalable marginal likelihood estimation for model selection in deep learning}, booktitle = {ICML}, year = {2021}}""",
+    "daxberger2021": """@inproceedings{daxberger2021,
+  author = {Daxberger, Erik and Kristiadi, Agustinus and Immer, Alexander and Eschenhagen, Runa and Bauer, Matthias and Hennig, Philipp},
+  title = {{L}aplace redux: effortless {B}ayesian deep learning}, booktitle = {NeurIPS}, year = {2021}}""",
+    "lakshminarayanan2017": """@inproceedings{lakshminarayanan2017,
+  author = {Lakshminarayanan, Balaji and Pritzel, Alexander and Blundell, Charles},
+  title = {Simple and scalable predictive uncertainty estimation using deep ensembles}, booktitle = {NeurIPS}, year = {2017}}""",
+    "lecun1998": """@article{lecun1998,
+  author = {LeCun, Yann and Bottou, L{\\'e}on and Bengio, Yoshua and Haffner, Patrick},
+  title = {Gradient-based learning applied to document recognition},
+  journal = {Proceedings of the IEEE}, volume = {86}, number = {11}, pages = {2278--2324}, year = {1998}}""",
+    "he2016": """@inproceedings{he2016,
+  author = {He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian},
+  title = {Deep residual learning for image recognition}, booktitle = {CVPR}, year = {2016}}""",
+    "osband2022": """@inproceedings{osband2022,
+  author = {Osband, Ian and Wen, Zheng and Asghari, Seyed Mohammad and Dwaracherla, Vikranth and Lu, Xiuyuan and Van Roy, Benjamin},
+  title = {Evaluating high-order predictive distributions in deep learning}, booktitle = {UAI}, year = {2022}}""",
+    "krizhevsky2009": """@techreport{krizhevsky2009,
+  author = {Krizhevsky, Alex}, title = {Learning multiple layers of features from tiny images},
+  institution = {University of Toronto}, year = {2009}}""",
+    "hernandezlobato2015": """@inproceedings{hernandezlobato2015,
+  author = {Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel and Adams, Ryan P.},
+  title = {Probabilistic backpropagation for scalable learning of {B}ayesian neural networks}, booktitle = {ICML}, year = {2015}}""",
+    "foong2019": """@article{foong2019,
+  author = {Foong, Andrew Y. K. and Li, Yingzhen and Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel and Turner, Richard E.},
+  title = {`{I}n-between' uncertainty in {B}ayesian neural networks}, journal = {arXiv:1906.11537}, year = {2019}}""",
+}
+
+
+def bibliography(components: Sequence[object]) -> str:
+    """BibTeX of the sources of the components in use, each once."""
+    keys: dict[str, None] = {}
+    for component in components:
+        named = getattr(component, "cites", None) or BY_CLASS.get(type(component).__name__, ())
+        keys |= dict.fromkeys(named)
+    return "\n\n".join(ENTRIES.get(key, key) for key in keys) + "\n"

@@ -1,0 +1,1 @@
+"""The commands: bnn-run (main, help) and bnn-report (report)."""

@@ -1,0 +1,245 @@
+"""From overrides to an `Experiment`: composed by Hydra, built through an allow-list, checked against signatures.
+
+Every problem of every component is collected into one `UserError` before any work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bnn_runner.catalogue import did_you_mean, packaged_conf
+from bnn_runner.checking import check
+from bnn_runner.errors import UserError, raise_all
+from bnn_runner.overrides import expand, parse, quote, settle
+from bnn_runner.settings import COMPONENTS, EvalSettings, Settings, attempt, read_settings
+from bnn_runner.signatures import check_fields
+
+if TYPE_CHECKING:
+    from bnn_runner.base import DataSet, Method, Metric, Model, TaskSpec
+    from bnn_runner.hyper import HyperRule
+    from bnn_runner.likelihoods import NoiseRule
+    from bnn_runner.priors import Prior
+    from bnn_runner.schedules import Schedule
+
+__all__ = ["EvalSettings", "Experiment", "Settings", "build", "compose", "load_experiment"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run, ready: the chosen objects, the settings, and the resolved configuration they came from.
+
+    `config` is plain (no `recommended`); `choices` names each group's choice (a list for metrics);
+    `overrides` is the expanded list, which reproduces the run (with --config-dir `config_dir`)
+    whatever is recommended later.
+    """
+
+    data: DataSet
+    model: Model
+    method: Method
+    prior: Prior
+    hyper: HyperRule
+    schedule: Schedule
+    metrics: dict[str, Metric]
+    noise: NoiseRule
+    settings: Settings
+    config: dict[str, Any]
+    choices: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    config_dir: Path | None = None
+
+
+def compose(overrides: Sequence[str], config_dir: Path | str | None = None) -> dict[str, Any]:
+    """The resolved configuration as plain containers. Works inside a running Hydra job as well as outside.
+
+    Raises `UserError` for what Hydra or OmegaConf cannot make sense of.
+    """
+    extra = [] if config_dir is None else [f"hydra.searchpath=[{quote(str(Path(config_dir).resolve()))}]"]
+    state = GlobalHydra.instance()
+    running = state.hydra  # a job of a sweep must find its Hydra again
+    state.clear()
+    try:
+        with initialize_config_dir(config_dir=str(packaged_conf()), version_base="1.3", job_name="bnn-run"):
+            composed = hydra_compose("config", overrides=[*overrides, *extra])
+        tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(told(error)) from error
+    finally:
+        GlobalHydra.instance().hydra = running
+    assert isinstance(tree, dict)
+    return {str(k): v for k, v in tree.items() if k != "hydra"}
+
+
+def told(error: BaseException) -> str:
+    """What Hydra or OmegaConf says, in one paragraph, with its cause."""
+    parts = [str(error)]
+    if error.__cause__ is not None and str(error.__cause__) not in parts[0]:
+        parts.append(str(error.__cause__))
+    return " ".join(" ".join(parts).split())
+
+
+def locate(target: Any, allow: Sequence[str], where: str) -> type:
+    """The dataclass a `_target_` names. Raises `UserError` unless its package is trusted and it is a dataclass."""
+    if not isinstance(target, str) or "." not in target:
+        raise UserError(f"{where} has no usable _target_ ({target!r}). Its YAML file must name package.module.Class.")
+    package = target.split(".")[0]
+    if package != "bnn_runner" and package not in allow:
+        raise UserError(
+            f"{where} uses {target}, and {package} is not a package that you trust yet."
+            f" If you do, add allow=[{','.join([*allow, package])}]."
+        )
+    module_name, _, class_name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        missing = getattr(error, "name", None) or module_name
+        raise UserError(
+            f"{where}: {module_name} cannot be imported ({error}). Install {missing.split('.')[0]},"
+            " or put its folder on PYTHONPATH or beside the folder given as --config-dir."
+        ) from error
+    cls = getattr(module, class_name, None)
+    if cls is None:
+        near = did_you_mean(class_name, [n for n, v in vars(module).items() if dataclasses.is_dataclass(v)])
+        raise UserError(f"{where}: {module_name} has no {class_name}.{near} Mend the _target_ in its YAML file.")
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise UserError(f"{where}: {target} is not a dataclass. Its fields must be its YAML's keys: make it one.")
+    return cls
+
+
+def build(node: Any, allow: Sequence[str] = (), where: str = "", what: str = "") -> Any:
+    """The object a node's `_target_` and further keys describe.
+
+    `where` is the dotted place of the node ('schedule') and `what` its choice ('schedule=adam'), for
+    messages. Raises `UserError` with every problem: untrusted or missing class, unknown, missing or
+    wrong fields, and what the class refuses.
+    """
+    if not isinstance(node, Mapping):
+        raise UserError(
+            f"{where or 'This node'} is {node!r}, and must be a mapping with a _target_. Choose one by name."
+        )
+    cls = locate(node.get("_target_"), allow, where or str(node.get("_target_")))
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    prefix = f"{where}." if where else ""
+    for key, value in node.items():
+        if key == "_target_":
+            continue
+        if isinstance(value, Mapping) and "_target_" in value:
+            try:
+                value = build(value, allow, f"{prefix}{key}")
+            except UserError as error:
+                problems += error.problems
+                continue
+        values[key] = value
+    arguments, found = check_fields(cls, values, prefix, what or where or cls.__name__)
+    raise_all(problems + found)
+    made, problems = attempt(cls, arguments)
+    raise_all(problems)
+    return made
+
+
+def load_experiment(
+    overrides: Sequence[str], config_dir: Path | str | None = None, start: Path | None = None
+) -> Experiment:
+    """Check, expand, compose and build. Raises one `UserError` with the problems of all components.
+
+    Relative paths are anchored to `start` (the folder the command was started in).
+    """
+    start = start or Path.cwd()
+    config_dirs = [] if config_dir is None else [Path(config_dir)]
+    catalogue = check(overrides, config_dirs).catalogue
+    expanded, notes = expand(overrides, config_dirs)
+    choices = settle(catalogue, [parse(text) for text in expanded]).choices
+    config = compose(expanded, config_dir)
+    if isinstance(config.get("data"), dict):
+        config["data"].pop("recommended", None)
+
+    problems: list[str] = []
+    settings, found = read_settings(config, start)
+    problems += found
+    allow = [str(name) for name in config.get("allow") or []]
+    if allow and config_dir is not None:
+        _reach(Path(config_dir))
+    parts: dict[str, Any] = {}
+    for group in COMPONENTS:
+        nodes = config.get("metric") or {} if group == "metric" else {group: config.get(group)}
+        for name, node in nodes.items():
+            place = f"metric.{name}" if group == "metric" else group
+            try:
+                what = place if group == "metric" else f"{group}={choices.get(group)}"
+                parts[place] = build(node, allow, place, what)
+            except UserError as error:
+                problems += error.problems
+    try:
+        parts["noise"] = _noise(config)
+    except UserError as error:
+        problems += error.problems
+    problems += _misfits(parts, choices)
+    if problems or settings is None:
+        raise UserError(*dict.fromkeys(problems))
+    metrics = {p.removeprefix("metric."): part for p, part in parts.items() if p.startswith("metric.")}
+    built = {group: parts[group] for group in COMPONENTS if group != "metric"}
+    return Experiment(
+        **built,
+        metrics=metrics,
+        noise=parts["noise"],
+        settings=settings,
+        config=config,
+        choices={g: c for g, c in choices.items() if c is not None},
+        notes=tuple(notes),
+        overrides=tuple(expanded),
+        config_dir=None if config_dir is None else Path(config_dir).resolve(),
+    )
+
+
+def _noise(config: Mapping[str, Any]) -> Any:
+    from bnn_runner.likelihoods import NoiseRule
+
+    arguments, problems = check_fields(NoiseRule, config.get("likelihood") or {}, "likelihood.", "likelihood")
+    if not problems:
+        rule, problems = attempt(NoiseRule, arguments)
+    raise_all(problems)
+    return rule
+
+
+def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> list[str]:
+    """Components that are right by themselves and do not go together."""
+    data, model, method, hyper = (parts.get(name) for name in ("data", "model", "method", "hyper"))
+    if data is None:
+        return []
+    problems: list[str] = []
+    try:
+        spec: TaskSpec = data.spec()
+    except UserError as error:
+        return list(error.problems)
+    if model is not None:
+        problems += model.problems(spec)
+    if method is not None:
+        problems += method.problems(spec, hyper)
+        if method.uses_hyper and getattr(hyper, "needs_validation", False) and spec.val_fraction == 0:
+            problems.append(
+                f"hyper={choices.get('hyper')} chooses on validation data, and data.val_fraction=0 leaves none."
+                " Set data.val_fraction=0.1, or take another hyper rule."
+            )
+    return problems
+
+
+def _reach(config_dir: Path) -> None:
+    """Let trusted classes be imported from the user's folder or from beside it (after everything installed)."""
+    for folder in (config_dir.resolve(), config_dir.resolve().parent):
+        if os.fspath(folder) not in sys.path:
+            sys.path.append(os.fspath(folder))

@@ -1,0 +1,103 @@
+"""A task from a table of numbers: inputs (and regression targets) scaled by the training part alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Split, Task, TaskSpec
+from bnn_runner.data.splits import Parts, fingerprint
+from bnn_runner.errors import UserError
+
+# A column whose values span less than this share of their size is rounding, not variation.
+CONSTANT_RANGE = 1e-10
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """original = mean + scale * scaled; both [D], float64. `constant` lists the columns that do not vary."""
+
+    mean: Tensor
+    scale: Tensor
+    constant: tuple[int, ...] = ()
+
+    def apply(self, values: Tensor) -> Tensor:
+        """Scaled values [..., D] in float32 (the algebra is float64, so large offsets lose nothing)."""
+        return ((values - self.mean) / self.scale).float()
+
+
+def standardise(values: Tensor) -> Scaling:
+    """Mean and standard deviation (over N, population form) of `values` [N, D]; scale 1 for a constant column.
+
+    Constant is judged by the range relative to the largest size, since the standard deviation of
+    equal numbers need not come out as exactly zero.
+    """
+    values = values.double()
+    spread = values.amax(0) - values.amin(0)
+    constant = spread <= CONSTANT_RANGE * values.abs().amax(0)
+    scale = torch.where(constant, torch.ones_like(spread), values.std(0, correction=0))
+    return Scaling(values.mean(0), scale, tuple(constant.nonzero().squeeze(1).tolist()))
+
+
+def table_task(
+    spec: TaskSpec,
+    inputs: Tensor,
+    targets: Tensor,
+    parts: Parts,
+    *,
+    scaling: Scaling | None = None,
+    ood: Mapping[str, Tensor] | None = None,
+    truth: Callable[[Tensor], Tensor] | None = None,
+    class_names: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Task:
+    """A task whose rows are `inputs` [N, D] with `targets` [N, K] (regression) or [N] (classes), original units.
+
+    `scaling` is the one for the inputs; without it they are standardised on the training part.
+    `ood` holds further inputs [M, D] by name. Raises `UserError` where the training targets do not vary.
+    """
+    if scaling is None:
+        scaling = standardise(inputs[parts.train])
+        notes += tuple(
+            f"Input column {column} (counted from 0) of {spec.name} is constant in the training part: "
+            "it is shifted to 0 there and its scale is left at 1."
+            for column in scaling.constant
+        )
+    if spec.kind == "regression":
+        target_scaling = standardise(targets[parts.train])
+        if target_scaling.constant:
+            raise UserError(
+                f"The target of {spec.name} has one and the same value in all {len(parts.train)} training points. "
+                "Nothing can be learned from it and it has no scale. "
+                "Use other training points: raise data.train_size, or choose another seed or data set."
+            )
+        scaled_targets = target_scaling.apply(targets)
+    else:
+        target_scaling = Scaling(torch.zeros(spec.num_outputs), torch.ones(spec.num_outputs))
+        scaled_targets = targets.long()
+    scaled = scaling.apply(inputs)
+
+    def part(rows: Tensor) -> Split:
+        return Split(scaled[rows], scaled_targets[rows], rows)
+
+    train, val = part(parts.train), part(parts.val)
+    input_mean, input_scale = scaling.mean.float(), scaling.scale.float()
+    target_mean, target_scale = target_scaling.mean.float(), target_scaling.scale.float()
+    return Task(
+        spec=spec,
+        train=train,
+        val=val,
+        test=part(parts.test),
+        ood={name: Split(scaling.apply(x), None, torch.arange(len(x))) for name, x in (ood or {}).items()},
+        fingerprint=fingerprint(train, val.ids, input_mean, input_scale, target_mean, target_scale),
+        target_mean=target_mean,
+        target_scale=target_scale,
+        input_mean=input_mean,
+        input_scale=input_scale,
+        truth=truth,
+        class_names=class_names,
+        notes=notes,
+    )

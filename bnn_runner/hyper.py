@@ -1,0 +1,183 @@
+"""Rules that choose the posterior's prior precision after training.
+
+A rule sees one `PrecisionProblem`: the training prior to start from, the evidence as a
+differentiable function of the precisions, and the validation log-likelihood. It knows nothing of
+networks, so any posterior with an evidence can use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from bnn_runner.errors import UserError, raise_all
+
+
+@dataclass(frozen=True)
+class PrecisionProblem:
+    """Precisions are one a parameter tensor, [T] float64.
+
+    `evidence` is in nats, of precisions [T] or of one for all, [1]; `validation` is the mean
+    log-likelihood of the validation part for each of several precisions [T].
+    """
+
+    names: tuple[str, ...]
+    start: Tensor
+    evidence: Callable[[Tensor], Tensor]
+    validation: Callable[[Sequence[Tensor]], list[float]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen precisions [T], facts for the row, and what a reader should be told."""
+
+    precisions: Tensor
+    report: dict[str, Any]
+    notes: tuple[str, ...] = field(default=())
+
+
+class HyperRule(Protocol):
+    """A frozen dataclass whose fields are its YAML's keys."""
+
+    needs_validation: ClassVar[bool]
+
+    def choose(self, problem: PrecisionProblem) -> Choice: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The training prior as it is, or `precision` for every weight."""
+
+    precision: float | None = None
+    needs_validation: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.precision is not None and not 0 < self.precision < math.inf:
+            raise UserError(f"hyper.precision={self.precision} is not a precision. It must be above 0 and finite.")
+
+    def choose(self, problem: PrecisionProblem) -> Choice:
+        precisions = problem.start if self.precision is None else torch.full_like(problem.start, self.precision)
+        if not bool((precisions > 0).all()):
+            raise UserError(
+                "the training prior has precision 0, under which the posterior is improper. "
+                "Give hyper.precision=VALUE above 0, or use hyper=evidence or hyper=grid."
+            )
+        return Choice(precisions, {"hyper_status": "fixed"})
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`num` precisions from `low` to `high`, spaced in the logarithm; the best validation log-likelihood wins.
+
+    One precision for every weight. Scores that are not finite are left out and counted.
+    """
+
+    low: float = 1e-4
+    high: float = 1e4
+    num: int = 17
+    needs_validation: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 < self.low < self.high < math.inf:
+            problems.append(f"hyper.low={self.low} and hyper.high={self.high} span no grid. They need 0 < low < high.")
+        if self.num < 2:
+            problems.append(f"hyper.num={self.num} is no grid. It must be 2 or more.")
+        raise_all(problems)
+
+    def choose(self, problem: PrecisionProblem) -> Choice:
+        values = torch.logspace(math.log10(self.low), math.log10(self.high), self.num, dtype=torch.float64)
+        scores = problem.validation([torch.full_like(problem.start, float(v)) for v in values])
+        finite = [(score, i) for i, score in enumerate(scores) if math.isfinite(score)]
+        report: dict[str, Any] = {"grid_points": self.num, "grid_not_finite": self.num - len(finite)}
+        if not finite:
+            note = "hyper=grid: no precision gave a finite validation log-likelihood; the training prior is kept"
+            return Choice(problem.start, report | {"hyper_status": "failed"}, (note,))
+        best_score, best = max(finite)
+        report |= {"grid_best_validation_loglik": best_score, "hyper_status": "converged"}
+        notes: tuple[str, ...] = ()
+        if best in (0, self.num - 1):
+            report["hyper_status"] = "at bound"
+            notes = (f"hyper=grid: the best precision {float(values[best]):.3g} lies at the edge of the grid; widen hyper.low or hyper.high",)
+        return Choice(torch.full_like(problem.start, float(values[best])), report, notes)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The largest log marginal likelihood, by L-BFGS in log λ (MacKay 1992; Immer et al. 2021).
+
+    family=isotropic: one λ; layerwise: one a parameter tensor. A λ that runs to `low` or `high`, or
+    a search that meets a value that is not finite, says so and keeps its start value.
+    """
+
+    family: Literal["isotropic", "layerwise"] = "isotropic"
+    steps: int = 100
+    low: float = 1e-6
+    high: float = 1e8
+    needs_validation: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 < self.low < self.high < math.inf:
+            problems.append(f"hyper.low={self.low} and hyper.high={self.high} bound nothing. They need 0 < low < high.")
+        if self.steps < 1:
+            problems.append(f"hyper.steps={self.steps} searches nothing. It must be 1 or more.")
+        raise_all(problems)
+
+    def choose(self, problem: PrecisionProblem) -> Choice:
+        start = torch.where(problem.start > 0, problem.start, torch.ones_like(problem.start)).clamp(self.low, self.high)
+        count = 1 if self.family == "isotropic" else len(start)
+        initial = start.log().mean().reshape(1) if self.family == "isotropic" else start.log()
+        free = torch.ones(count, dtype=torch.bool)
+        notes: list[str] = []
+        bounds = math.log(self.low), math.log(self.high)
+        while True:
+            logs, gradient, iterations = self._search(problem, initial, free)
+            if logs is None:
+                notes.append("hyper=evidence: the search met a value that is not finite; the training prior is kept")
+                report = {"hyper_status": "diverged", "hyper_iterations": iterations}
+                return Choice(start, report, tuple(notes))
+            stuck = free & ((logs < bounds[0] + 1e-3) | (logs > bounds[1] - 1e-3))
+            if not bool(stuck.any()):
+                break
+            where = "its bound" if self.family == "isotropic" else ", ".join(n for n, s in zip(problem.names, stuck, strict=True) if s)
+            notes.append(f"hyper=evidence: the precision of {where} ran to a bound and keeps its start value")
+            free &= ~stuck
+            if not bool(free.any()):
+                logs = initial
+                break
+        status = "at bound" if notes else ("converged" if gradient < 1e-2 else "not converged")
+        if status == "not converged":
+            notes.append(f"hyper=evidence: the gradient is still {gradient:.2g} nats after {iterations} iterations; raise hyper.steps")
+        report = {"hyper_status": status, "hyper_iterations": iterations, "hyper_gradient": gradient}
+        return Choice(logs.exp().expand(len(start)).clone(), report, tuple(notes))
+
+    def _search(self, problem: PrecisionProblem, initial: Tensor, free: Tensor) -> tuple[Tensor | None, float, int]:
+        """log λ at the optimum of the free ones (None if not finite), largest gradient (nats), iterations."""
+        low, high = math.log(self.low), math.log(self.high)
+        logs = initial.clone().requires_grad_()
+        optimizer = torch.optim.LBFGS([logs], lr=1, max_iter=self.steps, tolerance_grad=1e-6, tolerance_change=1e-12, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            # Beyond the bounds the value is that at the bound, so the gradient vanishes there and the search ends.
+            used = torch.where(free, logs, initial).clamp(low, high)
+            return -problem.evidence(used.exp())
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            value = loss()
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        optimizer.step(closure)
+        final = closure()
+        iterations = int(optimizer.state[logs]["n_iter"])
+        if not (bool(torch.isfinite(final)) and bool(torch.isfinite(logs).all())):
+            return None, math.nan, iterations
+        gradient = 0.0 if logs.grad is None else float(logs.grad.abs().max())
+        return torch.where(free, logs, initial).detach().clamp(low, high), gradient, iterations

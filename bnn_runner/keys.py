@@ -1,0 +1,76 @@
+"""What shapes what: the fields that enter the key of a trained network, and those that enter a cell's id.
+
+Every field of the configuration stands in exactly one of these lists, by its longest dotted
+prefix; a test walks the configuration and fails for one that stands in none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+RECIPE = 1
+"""Raised when the same configuration would train other weights or give other draws than before."""
+
+TRAINING = ("data", "model", "schedule", "prior", "likelihood", "precision", "threads", "seed")
+POSTERIOR = ("method", "hyper")
+EVALUATION = ("eval", "data.test_size")
+NEVER = (
+    "metric", "device", "output_dir", "cache_dir", "data_dir", "time_limit", "force", "stack", "figures", "allow", "replicates",
+)
+"""`threads` counts only where it is set: results are bit-identical at equal threads only."""
+
+LISTS = {"training": TRAINING, "posterior": POSTERIOR, "evaluation": EVALUATION, "never": NEVER}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested configuration to {dotted key: value}; lists stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def list_of(key: str) -> str | None:
+    """The list a dotted key belongs to, by its longest prefix there; None if it is on none."""
+    found = [(len(p), name) for name, prefixes in LISTS.items() for p in prefixes if key == p or key.startswith(p + ".")]
+    return max(found)[1] if found else None
+
+
+def select(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The flattened fields that stand on the named lists."""
+    return {key: value for key, value in flatten(config).items() if list_of(key) in names}
+
+
+def digest(value: Any) -> str:
+    """32 hexadecimal digits of the canonical JSON of `value`."""
+    text = json.dumps(value, sort_keys=True, default=str, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def training_key(config: Mapping[str, Any], kind: str, fingerprint: str, lane_seed: int, extras: tuple[tuple[str, Any], ...]) -> str:
+    """Key of a trained network: content of the data, model, schedule, prior, noise rule, precision, lane seed.
+
+    The data enter by the fingerprint of what a training sees, not by their settings, so that two
+    ways to the same training set share a network. The run's seed enters by the lane seed.
+    """
+    fields = select(config, "training")
+    kept = {k: v for k, v in fields.items() if not k.startswith("data.") and k != "seed"}
+    if kind == "classification":
+        kept = {k: v for k, v in kept.items() if not k.startswith("likelihood.")}
+    return digest({"fields": kept, "data": fingerprint, "lane": lane_seed, "extras": list(extras), "recipe": RECIPE})
+
+
+def cell_hash(config: Mapping[str, Any], uses_hyper: bool, finite: bool) -> str:
+    """Id of a cell: training, posterior and evaluation fields; a rule or a number of draws that cannot matter is left out."""
+    fields = select(config, "training", "posterior", "evaluation")
+    if not uses_hyper:
+        fields = {k: v for k, v in fields.items() if not k.startswith("hyper.")}
+    if finite:
+        fields.pop("eval.num_draws", None)
+    return digest({"fields": fields, "recipe": RECIPE})

@@ -1,0 +1,69 @@
+"""Symmetric matrices in float64: eigendecompositions and Cholesky factors that say what they repaired."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from bnn_runner.errors import RunFailed
+
+
+class Repairs(Counter[str]):
+    """How often each numerical repair was made; part of every row."""
+
+
+def checked(matrix: Tensor, name: str) -> Tensor:
+    """The matrix, if all its numbers are finite; otherwise an error that names the tensor."""
+    if not bool(torch.isfinite(matrix).all()):
+        raise RunFailed(
+            f"the curvature of {name} holds NaN or infinity. The network's outputs or their derivatives are not finite there. "
+            "Lower schedule.lr, or look at the training curve in history.csv."
+        )
+    return matrix
+
+
+def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (ascending, negative ones set to 0) and eigenvectors of a positive semidefinite matrix.
+
+    Where the device's solver fails, the CPU's is tried; both counted. Rounding leaves small negative
+    eigenvalues, which are set to zero; a clearly negative one (below −1e-8 of the largest) is counted.
+    """
+    matrix = checked(matrix.double(), name)
+    matrix = (matrix + matrix.mT) / 2
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+        if not bool(torch.isfinite(vectors).all()):
+            raise torch.linalg.LinAlgError("the solver returned NaN")
+    except torch.linalg.LinAlgError:
+        repairs["eigh_on_cpu"] += 1
+        values, vectors = (t.to(matrix.device) for t in torch.linalg.eigh(matrix.cpu()))
+    if float(values[0]) < -1e-8 * max(float(values[-1]), 1e-300):
+        repairs["negative_eigenvalue"] += 1
+    return values.clamp_min(0), vectors
+
+
+def cholesky(matrix: Tensor, name: str, repairs: Repairs) -> Tensor:
+    """Lower Cholesky factor in float64, with jitter 1e-10, 1e-8, 1e-6 of the mean diagonal if it takes that.
+
+    Raises `RunFailed` with the smallest eigenvalue where even that does not help.
+    """
+    matrix = checked(matrix.double(), name)
+    scale = matrix.diagonal().mean()
+    for jitter in (0.0, 1e-10, 1e-8, 1e-6):
+        factor, info = torch.linalg.cholesky_ex(matrix + jitter * scale * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
+        if int(info) == 0:
+            if jitter:
+                repairs[f"jitter_{jitter:g}"] += 1
+            return factor
+    smallest = float(torch.linalg.eigvalsh(matrix)[0])
+    raise RunFailed(
+        f"the posterior precision of {name} is not positive definite (smallest eigenvalue {smallest:.3g}). "
+        "The prior is too weak for the curvature's rounding. Raise the prior precision."
+    )
+
+
+def log_det(factor: Tensor) -> Tensor:
+    """log det of L Lᵀ."""
+    return 2 * factor.diagonal().log().sum()

@@ -1,0 +1,160 @@
+"""The full GGN, on whichever side is smaller: P × P (primal) or M × M with M = N·C rows (dual).
+
+Everything is said in whitened weights u = Λ^{1/2} δ, where the posterior precision is I + H̃ with
+H̃ = Λ^{-1/2} H Λ^{-1/2}. On the dual side only the r directions V that the data inform are kept:
+Σ̃ = I − V diag(s/(1+s)) Vᵀ, and variances are sums of squares (within V, and off it), so that none
+comes out negative by cancellation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bnn_runner.errors import RunFailed
+from bnn_runner.linearised.algebra import Repairs, checked, cholesky, eigh, log_det
+from bnn_runner.linearised.blocks import outer
+from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.streams import generator
+
+MAX_BYTES = 4 * 2**30
+
+
+def side(num_parameters: int, num_rows: int) -> str:
+    """The smaller side: primal (P × P) or dual (M × M)."""
+    return "primal" if num_parameters <= num_rows else "dual"
+
+
+def bytes_needed(num_parameters: int, num_rows: int) -> int:
+    """Bytes of the largest matrices that a full fit holds (float64, three of them at the peak)."""
+    if side(num_parameters, num_rows) == "primal":
+        return 3 * 8 * num_parameters**2
+    return 8 * (num_rows * num_parameters * 2 + 2 * num_rows**2)
+
+
+@dataclass(frozen=True)
+class FullGaussian:
+    """N(0, (H + Λ)⁻¹): `scale` = Λ^{-1/2} [P]; `vectors` [P, r] and `values` [r] of H̃ (all of them if r = P)."""
+
+    scale: Tensor
+    values: Tensor
+    vectors: Tensor
+    dtype: torch.dtype
+
+    def sample(self, seed: int, start: int, stop: int) -> Tensor:
+        """Draws `start` to `stop`, [S, P]; draw s depends on (seed, s) alone."""
+        size = len(self.scale)
+        z = torch.stack([torch.randn(size, generator=generator(seed, "posterior", s), dtype=torch.float64) for s in range(start, stop)])
+        z = z.to(self.scale.device)
+        shrink = torch.rsqrt(1 + self.values) - 1
+        u = z + ((z @ self.vectors) * shrink) @ self.vectors.T
+        return (u * self.scale).to(self.dtype)
+
+    def half(self, jacobians: BatchJacobians) -> Tensor:
+        """[C, B, r + P] (or [C, B, P] where all directions are kept) whose products are J Σ Jᵀ, float64."""
+        rows = jacobians.dense().double() * self.scale
+        within = rows @ self.vectors
+        informed = within * torch.rsqrt(1 + self.values)
+        if self.vectors.shape[1] == len(self.scale):
+            return informed
+        return torch.cat([informed, rows - within @ self.vectors.T], dim=-1)
+
+    def covariance(self, jacobians: BatchJacobians) -> Tensor:
+        """J Σ Jᵀ at each point, [B, C, C]."""
+        return outer(self.half(jacobians)).to(self.dtype)
+
+
+@dataclass
+class FullCurvature:
+    """H = JᵀJ with J [M, P] the rows Rᵀ∂f: `gram` is H itself (primal) or None beside `rows` (dual)."""
+
+    rows: Tensor | None
+    gram: Tensor | None
+    sizes: dict[str, int]
+    dtype: torch.dtype
+    repairs: Repairs
+    _isotropic: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    _grams: Tensor | None = field(default=None, repr=False)
+
+    def _expand(self, precisions: Tensor) -> Tensor:
+        """One precision a tensor [T] to one a weight [P]."""
+        counts = torch.tensor(list(self.sizes.values()))
+        return precisions.cpu().repeat_interleave(counts).to((self.rows if self.rows is not None else self.gram).device)  # type: ignore[union-attr]
+
+    def _eigen(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Informed eigenvalues [r] and eigenvectors [P, r] of diag(scale) H diag(scale)."""
+        if self.gram is not None:
+            matrix = self.gram if scale is None else scale[:, None] * self.gram * scale
+            return eigh(matrix, "the full curvature", self.repairs)
+        assert self.rows is not None
+        rows = self.rows if scale is None else self.rows * scale
+        values, left = eigh(rows @ rows.T, "the full curvature (dual side)", self.repairs)
+        keep = values > values[-1].clamp_min(1e-300) * 1e-13 * len(values)
+        values, left = values[keep], left[:, keep]
+        return values, (rows.T @ left) * values.rsqrt()
+
+    def isotropic_eigen(self) -> tuple[Tensor, Tensor]:
+        """The eigendecomposition of H itself, made once: it serves every isotropic precision."""
+        if self._isotropic is None:
+            self._isotropic = self._eigen(None)
+        return self._isotropic
+
+    def log_det_ratio(self, precisions: Tensor) -> Tensor:
+        """log det(H + Λ) − log det Λ for one precision [1] or one a tensor [T], float64, differentiable.
+
+        A single one costs O(P) after one eigendecomposition. Several cost a Cholesky factor
+        of the smaller side each time; on the dual side the Gram matrix of each tensor is cached.
+        """
+        if len(precisions) == 1:
+            values, _ = self.isotropic_eigen()
+            return torch.log1p(values / precisions[0].to(values.device)).sum()
+        if self.gram is not None:
+            scale = self._expand(precisions).rsqrt()
+            matrix = scale[:, None] * self.gram * scale
+        else:
+            if self._grams is None:
+                assert self.rows is not None
+                parts = self.rows.split(list(self.sizes.values()), dim=1)
+                self._grams = torch.stack([p @ p.T for p in parts])
+            matrix = torch.tensordot(precisions.to(self._grams.device).reciprocal(), self._grams, dims=1)
+        identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        return log_det(cholesky(matrix + identity, "the full curvature", self.repairs))
+
+    def effective_dimension(self, precisions: Tensor) -> float:
+        """Tr H (H + Λ)⁻¹."""
+        values = self.gaussian(precisions).values
+        return float((values / (1 + values)).sum())
+
+    def gaussian(self, precisions: Tensor) -> FullGaussian:
+        scale = self._expand(precisions).rsqrt()
+        if bool((precisions == precisions[0]).all()):
+            values, vectors = self.isotropic_eigen()
+            values = values / float(precisions[0])
+        else:
+            values, vectors = self._eigen(scale)
+        return FullGaussian(scale, values, vectors, self.dtype)
+
+
+def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: int, repairs: Repairs) -> FullCurvature:
+    """The exact GGN. Raises `RunFailed`, before anything is allocated, where it would not fit in memory."""
+    sizes = jacobians.sizes()
+    total = sum(sizes.values())
+    needed = bytes_needed(total, num_rows)
+    if needed > MAX_BYTES:
+        raise RunFailed(
+            f"the full curvature of {total:,} weights and {num_rows:,} output rows needs about {needed / 2**30:.0f} GiB. "
+            f"At most {MAX_BYTES / 2**30:.0f} GiB are used. Take method.structure=kfac or diag, or method.weights=last_layer."
+        )
+    dtype = jacobians.network.parameters[jacobians.names[0]].dtype
+    if side(total, num_rows) == "primal":
+        gram: Tensor | None = None
+        for batch in batches:
+            rows = batch.dense().flatten(0, 1).double()
+            gram = rows.T @ rows if gram is None else gram.addmm_(rows.T, rows)
+        assert gram is not None
+        return FullCurvature(None, checked(gram, "the network"), sizes, dtype, repairs)
+    collected = torch.cat([batch.dense().flatten(0, 1).double() for batch in batches])
+    return FullCurvature(checked(collected, "the network"), None, sizes, dtype, repairs)

@@ -1,0 +1,263 @@
+"""Jacobians of a network, one parameter tensor at a time, from one forward and K backward passes.
+
+For a linear map inside the network, z = W a + b at T positions, the Jacobian of the outputs with
+respect to W is Σ_t g_t a_tᵀ, with a the layer's input and g the outputs' derivatives with respect
+to z. So it is kept as the pair (a, g): KFAC, closed-form variances and linearised draws all work
+on the pair, and the dense Jacobian [C, B, P] is formed only where it is the cheaper side.
+
+Backward passes sum over the batch, which is right because a network in evaluation mode treats
+points independently; the contract tests check that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+from bnn_runner.base import Network
+from bnn_runner.errors import RunFailed
+from bnn_runner.modes import evaluation_mode
+
+Root = Callable[[Tensor], Tensor]
+FLOATS_AT_ONCE = 48_000_000
+
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+
+
+@dataclass(frozen=True)
+class Factored:
+    """Jacobian of C outputs at B points with respect to a weight matrix: Σ_t g_t a_tᵀ.
+
+    `inputs` a is [B, T, d], `grads` g is [C, B, T, o]; the weight has o × d numbers.
+    """
+
+    inputs: Tensor
+    grads: Tensor
+
+    def dense(self) -> Tensor:
+        """[C, B, o·d]."""
+        c, b, t, o = self.grads.shape
+        if t == 1:
+            product = self.grads[:, :, 0, :, None] * self.inputs[None, :, 0, None, :]
+        else:
+            product = self.grads.mT @ self.inputs
+        return product.reshape(c, b, -1)
+
+    def apply(self, deltas: Tensor) -> Tensor:
+        """J δ_s for deltas [S, o·d]: [S, C, B], by whichever order of products needs less work."""
+        c, b, t, o = self.grads.shape
+        d, s = self.inputs.shape[-1], len(deltas)
+        through_activations = s * t * o * (d + c)
+        through_jacobian = c * o * d * (t + s)
+        if through_jacobian < through_activations:
+            return (self.dense().reshape(c * b, -1) @ deltas.T).reshape(c, b, s).permute(2, 0, 1)
+        out = deltas.new_empty(s, c, b)
+        step = max(1, FLOATS_AT_ONCE // (b * t * o))
+        for i in range(0, s, step):
+            part = deltas[i : i + step].reshape(-1, o, d)
+            moved = self.inputs.reshape(b * t, d) @ part.reshape(-1, d).T  # [B·T, S·o]
+            moved = moved.reshape(b, t, len(part), o).permute(0, 2, 1, 3).reshape(b, len(part), t * o)
+            grads = self.grads.permute(1, 2, 3, 0).reshape(b, t * o, c)
+            out[i : i + step] = torch.bmm(moved, grads).permute(1, 2, 0)
+        return out
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Jacobian of C outputs at B points with respect to any tensor, [C, B, P_t]."""
+
+    values: Tensor
+
+    def dense(self) -> Tensor:
+        return self.values
+
+    def apply(self, deltas: Tensor) -> Tensor:
+        c, b, p = self.values.shape
+        return (self.values.reshape(c * b, p) @ deltas.T).reshape(c, b, -1).permute(2, 0, 1)
+
+
+TensorJacobian = Factored | Dense
+
+
+@dataclass(frozen=True)
+class BatchJacobians:
+    """Outputs [B, K] and, for each parameter tensor of the basis, the Jacobian of C directions of them."""
+
+    outputs: Tensor
+    tensors: dict[str, TensorJacobian]
+
+    def dense(self) -> Tensor:
+        """Every tensor side by side, [C, B, P]."""
+        return torch.cat([j.dense() for j in self.tensors.values()], dim=-1)
+
+
+@dataclass
+class _Visit:
+    """One call of a parametrised module: its input and its output, which the graph runs through."""
+
+    inputs: Tensor
+    output: Tensor
+
+
+class Jacobians:
+    """Jacobians of a network with respect to the parameter tensors `names`, at its trained weights.
+
+    Linear and convolution layers (ungrouped, zero padding) are handled in factored form; batch-, layer- and groupnorm from
+    their normalised input; any other module that owns parameters by reverse-mode derivatives of
+    each point. A tensor whose module the forward pass never calls through is handled that last way
+    too, so none is skipped in silence.
+    """
+
+    def __init__(self, network: Network, names: tuple[str, ...] | None = None) -> None:
+        self.network = network
+        self.names = tuple(network.parameters) if names is None else names
+        self._owners: dict[str, nn.Module] = {}
+        self._plain: set[str] = set()
+        for name in self.names:
+            owner = network.module.get_submodule(name.rpartition(".")[0])
+            self._owners[name] = owner
+            simple_conv = isinstance(owner, nn.Conv2d) and owner.groups == 1 and owner.padding_mode == "zeros"
+            if not (isinstance(owner, (nn.Linear, *_NORMS)) or simple_conv):
+                self._plain.add(name)
+
+    def rule(self, name: str) -> str:
+        """How a tensor's Jacobian is made: matrix (factored weight), bias, norm, or general."""
+        if name in self._plain:
+            return "general"
+        owner = self._owners[name]
+        if isinstance(owner, _NORMS):
+            return "norm"
+        return "matrix" if name.endswith("weight") else "bias"
+
+    def sizes(self) -> dict[str, int]:
+        """Numbers in each tensor of the basis."""
+        return {name: self.network.parameters[name].numel() for name in self.names}
+
+    def batch_size(self, directions: int, largest: int = 512) -> int:
+        """Points at once so that the dense Jacobian of the largest tensor fits the memory budget."""
+        widest = max(self.sizes().values())
+        return max(1, min(largest, FLOATS_AT_ONCE // (directions * widest)))
+
+    def __call__(self, x: Tensor, root: Root | None = None) -> BatchJacobians:
+        """Jacobians at x [B, ...] of the K outputs, or of Rᵀ outputs with R = root(outputs) [B, K, C]."""
+        visits: dict[nn.Module, list[_Visit]] = {}
+        handles = [
+            owner.register_forward_hook(_recorder(visits))
+            for owner in {self._owners[n] for n in self.names if n not in self._plain}
+        ]
+        try:
+            with torch.enable_grad(), evaluation_mode(self.network.module):
+                tensors = {n: t.detach() for n, t in self.network.tensors.items()}
+                outputs = functional_call(self.network.module, tensors, (x,))
+        finally:
+            for handle in handles:
+                handle.remove()
+        batch, num_outputs = outputs.shape
+        values = outputs.detach()
+        root_values = torch.eye(num_outputs, dtype=values.dtype, device=x.device).expand(batch, -1, -1) if root is None else root(values)
+        grads = self._backward(outputs, visits, root_values)
+        made: dict[str, TensorJacobian] = {}
+        general: list[str] = []
+        for name in self.names:
+            calls = visits.get(self._owners[name], []) if name not in self._plain else []
+            if not calls:
+                general.append(name)
+                continue
+            made[name] = self._tensor(name, calls, [grads[id(v)] for v in calls])
+        if general:
+            made |= self._general(general, x, root_values)
+        return BatchJacobians(values, {name: made[name] for name in self.names})
+
+    def _backward(self, outputs: Tensor, visits: dict[nn.Module, list[_Visit]], root: Tensor) -> dict[int, Tensor]:
+        """Derivatives [C, B, ...] of the C directions with respect to every visited output."""
+        calls = [v for many in visits.values() for v in many]
+        rows: list[list[Tensor]] = [[] for _ in calls]
+        directions = root.shape[-1]
+        for c in range(directions if calls else 0):
+            grads = torch.autograd.grad(
+                outputs, [v.output for v in calls], root[..., c], retain_graph=c < directions - 1, allow_unused=True
+            )
+            for row, grad, call in zip(rows, grads, calls, strict=True):
+                row.append(torch.zeros_like(call.output) if grad is None else grad)
+        return {id(v): torch.stack(row) for v, row in zip(calls, rows, strict=True)}
+
+    def _tensor(self, name: str, calls: list[_Visit], grads: list[Tensor]) -> TensorJacobian:
+        owner, kind = self._owners[name], name.rpartition(".")[2]
+        if isinstance(owner, _NORMS):
+            parts = [_norm_jacobian(owner, kind, v.inputs, g, self._buffers_of(name)) for v, g in zip(calls, grads, strict=True)]
+            return Dense(torch.stack(parts).sum(0))
+        pairs = [_positions(owner, v.inputs, g) for v, g in zip(calls, grads, strict=True)]
+        if kind == "bias":
+            return Dense(torch.stack([g.sum(2) for _, g in pairs]).sum(0))
+        return Factored(torch.cat([a for a, _ in pairs], dim=1), torch.cat([g for _, g in pairs], dim=2))
+
+    def bias_grads(self, jacobians: BatchJacobians, name: str) -> Tensor | None:
+        """Derivatives [C, B, T, o] at every position for a bias whose weight is in the basis too."""
+        weight = jacobians.tensors.get(name.removesuffix("bias") + "weight")
+        return weight.grads if isinstance(weight, Factored) and name.endswith("bias") else None
+
+    def _buffers_of(self, name: str) -> dict[str, Tensor]:
+        prefix = name.rpartition(".")[0] + "."
+        return {n.removeprefix(prefix): t for n, t in self.network.buffers.items() if n.startswith(prefix)}
+
+    def _general(self, names: list[str], x: Tensor, root: Tensor) -> dict[str, TensorJacobian]:
+        chosen = {n: self.network.parameters[n] for n in names}
+        rest = {n: t for n, t in self.network.tensors.items() if n not in chosen}
+
+        def one(parameters: dict[str, Tensor], point: Tensor, r: Tensor) -> Tensor:
+            out = functional_call(self.network.module, parameters | rest, (point.unsqueeze(0),))
+            return r.T @ out.squeeze(0)
+
+        with evaluation_mode(self.network.module):
+            result: dict[str, Tensor] = vmap(jacrev(one), in_dims=(None, 0, 0))(chosen, x, root)
+        return {n: Dense(j.detach().flatten(2).transpose(0, 1)) for n, j in result.items()}
+
+    def over(self, batches: Iterator[tuple[Tensor, Any]], root: Root | None = None) -> Iterator[tuple[BatchJacobians, Any]]:
+        """Jacobians batch after batch, beside the targets."""
+        for x, y in batches:
+            yield self(x, root), y
+
+
+def _recorder(visits: dict[nn.Module, list[_Visit]]) -> Callable[..., Tensor]:
+    def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not output.requires_grad:
+            output.requires_grad_()
+        visits.setdefault(module, []).append(_Visit(inputs[0].detach(), output))
+        # A later in-place operation (ReLU(inplace=True)) would re-base the recorded tensor's graph.
+        return output.clone()
+
+    return record
+
+
+def _positions(owner: nn.Module, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs [B, T, d] and derivatives [C, B, T, o] of a linear or convolution layer, position by position."""
+    if isinstance(owner, nn.Conv2d):
+        if isinstance(owner.padding, str):
+            raise RunFailed("the curvature of a convolution with string padding is not implemented. Give the padding as numbers.")
+        patches = nn.functional.unfold(inputs, owner.kernel_size, owner.dilation, owner.padding, owner.stride)
+        return patches.mT, grads.flatten(3).mT
+    batch = len(inputs)
+    positions = math.prod(inputs.shape[1:-1])
+    return inputs.reshape(batch, positions, -1), grads.reshape(len(grads), batch, positions, -1)
+
+
+def _norm_jacobian(owner: nn.Module, kind: str, inputs: Tensor, grads: Tensor, buffers: dict[str, Tensor]) -> Tensor:
+    """Jacobian [C, B, P_t] of a norm layer's scale or shift."""
+    if kind == "weight":
+        shape = {n: p.shape for n, p in owner.named_parameters()}
+        unit = {"weight": inputs.new_ones(shape["weight"])}
+        if "bias" in shape:
+            unit["bias"] = inputs.new_zeros(shape["bias"])
+        with evaluation_mode(owner):
+            grads = grads * functional_call(owner, unit | buffers, (inputs,)).detach()
+    if isinstance(owner, nn.LayerNorm):
+        keep = len(owner.normalized_shape)
+        middle = range(2, grads.dim() - keep)
+        return (grads.sum(tuple(middle)) if len(middle) else grads).flatten(2)
+    return grads.flatten(3).sum(-1) if grads.dim() > 3 else grads

@@ -1,0 +1,155 @@
+"""The linearised Laplace posterior: Gaussian weights pushed through the tangent model.
+
+A draw is the function f(x, w*) + J(x) δ_s with δ_s ~ N(0, Σ), the same δ_s for every x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Moments, Network, Split
+from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.likelihoods import Likelihood
+from bnn_runner.posteriors import NetworkDraws, stacked_noise
+
+
+class WeightGaussian(Protocol):
+    """N(0, Σ) over the weights of the basis."""
+
+    def sample(self, seed: int, start: int, stop: int) -> Tensor: ...
+
+    def covariance(self, jacobians: BatchJacobians) -> Tensor: ...
+
+    def half(self, jacobians: BatchJacobians) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class LinearisedDraws:
+    """Draws `start` to `stop` of the tangent model. The weight samples are made when first used, then kept."""
+
+    jacobians: Jacobians
+    gaussian: WeightGaussian
+    seed: int
+    start: int
+    stop: int
+    _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return self.jacobians.network.likelihood
+
+    @property
+    def log_weights(self) -> Tensor:
+        return torch.zeros(len(self))
+
+    @property
+    def floats_per_draw(self) -> int:
+        return sum(self.jacobians.sizes().values())
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice) -> LinearisedDraws:
+        begin, end, step = part.indices(len(self))
+        if step != 1:
+            raise ValueError("a slice of draws has step 1")
+        return LinearisedDraws(self.jacobians, self.gaussian, self.seed, self.start + begin, self.start + max(begin, end))
+
+    def _deltas(self) -> dict[str, Tensor]:
+        if not self._kept:
+            flat = self.gaussian.sample(self.seed, self.start, self.stop)
+            sizes = self.jacobians.sizes()
+            self._kept.update(zip(sizes, (p.contiguous() for p in flat.split(list(sizes.values()), dim=1)), strict=True))
+        return self._kept
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[S, B, K]. Cost: K backward passes for each batch, whatever S is, and S·P·B·K multiplications at most."""
+        deltas = self._deltas()
+        parts = []
+        with torch.no_grad():
+            for piece in x.split(self.jacobians.batch_size(self._num_outputs(x))):
+                batch = self.jacobians(piece)
+                moved = batch.outputs.T.unsqueeze(0).repeat(len(self), 1, 1)  # [S, K, B]
+                for name, jacobian in batch.tensors.items():
+                    moved += jacobian.apply(deltas[name])
+                parts.append(moved.transpose(1, 2))
+        return torch.cat(parts, dim=1)
+
+    def _num_outputs(self, x: Tensor) -> int:
+        return int(self.jacobians.network(x[:1]).shape[-1])
+
+
+@dataclass(frozen=True)
+class LinearisedLaplace:
+    """q(w) = N(w*, (H + Λ)⁻¹) seen through the tangent model, or (`through_network`) through the network itself."""
+
+    jacobians: Jacobians
+    gaussian: WeightGaussian
+    likelihood: Likelihood
+    report: Mapping[str, Any]
+    treatment: Mapping[str, str]
+    through_network: bool = False
+    finite: bool = False
+
+    def draws(self, num_draws: int, seed: int) -> LinearisedDraws | NetworkDraws:
+        if not self.through_network:
+            return LinearisedDraws(self.jacobians, self.gaussian, seed, 0, num_draws)
+        network = self.jacobians.network
+        flat = self.gaussian.sample(seed, 0, num_draws)
+        sizes = self.jacobians.sizes()
+        weights = []
+        for row in flat:
+            parts = dict(zip(sizes, row.split(list(sizes.values())), strict=True))
+            moved = {n: network.parameters[n] + d.reshape(network.parameters[n].shape) for n, d in parts.items()}
+            weights.append(network.tensors | moved)
+        noise = stacked_noise([network])
+        noise = None if noise is None else noise.expand(num_draws, -1)
+        return NetworkDraws(network.module, tuple(weights), noise, network.num_parameters)
+
+    def moments(self, x: Tensor) -> Moments:
+        """Mean f(x, w*) [B, K] and covariance J Σ Jᵀ [B, K, K] of the outputs."""
+        means, covariances = [], []
+        with torch.no_grad():
+            for piece in x.split(self.jacobians.batch_size(int(self.jacobians.network(x[:1]).shape[-1]))):
+                batch = self.jacobians(piece)
+                means.append(batch.outputs)
+                covariances.append(self.gaussian.covariance(batch))
+        return Moments(torch.cat(means), torch.cat(covariances))
+
+    def joint_covariance(self, split: Split) -> Tensor:
+        """Covariance [N·K, N·K] of the outputs at all points, float64. Memory N·K·P floats."""
+        rows = []
+        with torch.no_grad():
+            for x, _ in split.batches(64):
+                half = self.gaussian.half(self.jacobians(x)).double()  # [K, B, R]
+                rows.append(half.transpose(0, 1).flatten(0, 1))
+        stacked = torch.cat(rows)
+        return stacked @ stacked.T
+
+
+def last_layer_names(network: Network, x: Tensor) -> tuple[str, ...]:
+    """The parameters of the linear layer that the forward pass calls last."""
+    from torch import nn
+    from torch.func import functional_call
+
+    from bnn_runner.errors import RunFailed
+    from bnn_runner.modes import evaluation_mode
+
+    names = {m: n for n, m in network.module.named_modules()}
+    called: list[nn.Module] = []
+    handles = [m.register_forward_hook(lambda m, *_: called.append(m)) for m in names if any(True for _ in m.parameters(recurse=False))]
+    try:
+        with torch.no_grad(), evaluation_mode(network.module):
+            functional_call(network.module, network.tensors, (x,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not called or not isinstance(called[-1], nn.Linear):
+        raise RunFailed("this network does not end in a linear layer, so there is no last-layer posterior. Use method.weights=all.")
+    prefix = names[called[-1]] + "."
+    return tuple(n for n in network.parameters if n.startswith(prefix))

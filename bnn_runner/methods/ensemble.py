@@ -1,0 +1,38 @@
+"""Deep ensembles: networks trained from different initial weights and data orders, equally weighted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bnn_runner.base import FitContext, Network, Predictive, Task, TaskSpec, TrainingSpec
+from bnn_runner.errors import RunFailed, UserError
+from bnn_runner.hyper import HyperRule
+from bnn_runner.posteriors import Networks, member_distances
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """`size` members (Lakshminarayanan et al. 2017, without adversarial training); member 0 is the MAP network."""
+
+    size: int = 5
+    finite: ClassVar[bool] = True
+    uses_hyper: ClassVar[bool] = False
+    predictive: ClassVar[Predictive] = "draws"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UserError(f"method.size={self.size} is no ensemble. It must be 1 or more.")
+
+    def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
+        return []
+
+    def needs(self) -> list[TrainingSpec]:
+        return [TrainingSpec(member) for member in range(self.size)]
+
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> Networks:
+        distance = member_distances(networks)
+        if len(networks) > 1 and distance == 0.0:
+            raise RunFailed("all ensemble members have the same weights: their seeds are not distinct")
+        return Networks(tuple(networks), {"members": len(networks), "member_distance": distance})

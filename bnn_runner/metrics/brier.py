@@ -1,0 +1,23 @@
+"""Brier score of class probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.nn.functional import one_hot
+
+from bnn_runner.base import Evaluation, Score
+from bnn_runner.metrics.mixture import mean_score
+
+
+@dataclass(frozen=True)
+class Brier:
+    """`brier`: mean over points of sum_k (p_k - [y = k])^2, from 0 to 2 (Brier 1950: summed over classes)."""
+
+    def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
+        test = evaluation.test
+        if test.mean_probs is None or test.targets is None:
+            return []
+        probs = test.mean_probs.double()
+        values = (probs - one_hot(test.targets, probs.shape[-1])).square().sum(-1)
+        return [mean_score("brier", values, evaluation, better="lower")]

@@ -1,0 +1,65 @@
+"""Coverage of central predictive intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Evaluation, Score
+from bnn_runner.metrics.checks import fractions
+from bnn_runner.metrics.mixture import draws_used, log_weights, mean_score, mixture_mean
+
+
+def pit(evaluation: Evaluation) -> Tensor:
+    """Probability integral transform [N, K]: sum_s w_s Phi((y - m_s) / sd_s), uniform when calibrated."""
+    test = evaluation.test
+    assert test.means is not None and test.variances is not None and test.targets is not None
+    sd = test.variances.double().sqrt().clamp(min=torch.finfo(torch.float64).tiny)
+    below = 0.5 * (1 + torch.erf((test.targets - test.means.double()) / (sd * math.sqrt(2))))
+    return mixture_mean(below, log_weights(evaluation))
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """`coverage_<percent>` for each of `levels`, and `coverage_error`.
+
+    A central interval of the mixture at level c holds y when |PIT - 1/2| <= c/2. `coverage_error` is
+    the mean of |coverage(c) - c| over c = 0.05, 0.10, ..., 0.95.
+    """
+
+    levels: Sequence[float]
+
+    def __post_init__(self) -> None:
+        fractions("coverage", levels=self.levels)
+
+    def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
+        test = evaluation.test
+        if test.means is None or test.targets is None:
+            return []
+        distance = 2 * (pit(evaluation) - 0.5).abs()  # [N, K], the smallest level that holds y
+        scores = []
+        for level in self.levels:
+            inside = torch.where(distance.isnan(), distance, (distance <= level).double()).mean(-1)
+            scores.append(
+                mean_score(f"coverage_{100 * level:g}", inside, evaluation, unit="fraction", note=f"ideal {level:g}")
+            )
+        grid = torch.arange(1, 20, dtype=torch.float64) / 20
+        error = torch.stack([((distance <= c).double().mean() - c).abs() for c in grid]).mean()
+        if distance.isnan().any():
+            error = torch.tensor(float("nan"))
+        scores.append(
+            Score(
+                "coverage_error",
+                float(error),
+                n=len(distance),
+                draws=draws_used(evaluation),
+                better="lower",
+                unit="fraction",
+                note="mean over 19 levels of the distance between coverage and level",
+            )
+        )
+        return scores

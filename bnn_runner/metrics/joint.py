@@ -1,0 +1,56 @@
+"""Joint log-likelihood of blocks of tau different test points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bnn_runner.base import Evaluation, Score
+from bnn_runner.metrics.blocks import Blocks, draw_scores, permutations
+from bnn_runner.metrics.checks import positive_integers
+from bnn_runner.metrics.gaussian_blocks import exact_scores
+from bnn_runner.metrics.mixture import not_available
+
+NO_DRAWS = "a closed-form predictive has no draws, so points have no joint probability"
+
+
+@dataclass(frozen=True)
+class Joint:
+    """`joint_loglik` per tau: mean over blocks of log sum_s w_s prod_{i in block} p(y_i | f_s(x_i)).
+
+    Blocks of `taus` points are cut from `repeats` permutations of the test set that are the same
+    for all methods; the remainder is dropped and counted in the note. tau = 1 is the marginal, and
+    one draw gives tau times the marginal over the points used. Posteriors that are not finite carry
+    their convergence, judged at `tolerance` nats per point (rule: `bnn_runner.metrics.blocks`).
+    Beside it `joint_loglik_exact`, where the joint predictive is a known Gaussian.
+    """
+
+    taus: Sequence[int]
+    repeats: int
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        positive_integers("joint", taus=self.taus, repeats=self.repeats)
+
+    def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
+        test = evaluation.test
+        if test.loglik is None:
+            return []
+        num_points = len(test.ids)
+        orders = list(permutations(test.ids, self.repeats, seed, "joint"))
+        scores: list[Score] = []
+        for tau in self.taus:
+            num_blocks = num_points // tau
+            if num_blocks == 0:
+                reason = f"a block of {tau} needs more than the {num_points} test points"
+                scores.append(not_available("joint_loglik", reason, tau=tau, better="higher", unit="nats per block"))
+                continue
+            left = num_points - num_blocks * tau
+            note = f"{self.repeats} permutations of {num_blocks} blocks, {left} points left over in each"
+            blocks = [Blocks(order[: num_blocks * tau].reshape(num_blocks, tau)) for order in orders]
+            if evaluation.has_joint:
+                scores += draw_scores("joint_loglik", evaluation, blocks, tau, self.tolerance, note=note)
+            elif evaluation.gaussian_joint is None:
+                scores.append(not_available("joint_loglik", NO_DRAWS, tau=tau, better="higher", unit="nats per block"))
+            scores += exact_scores("joint_loglik", evaluation, blocks, tau, note=note)
+        return scores

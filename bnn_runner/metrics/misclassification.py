@@ -1,0 +1,41 @@
+"""Telling wrong predictions from right ones by the predictive uncertainty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bnn_runner.base import Evaluation, Score
+from bnn_runner.metrics.mixture import draws_used, not_available, total_entropy
+
+
+@dataclass(frozen=True)
+class Misclassification:
+    """`misclassification_auroc`: area under the ROC curve of predictive entropy for wrong test predictions."""
+
+    def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
+        test, metric = evaluation.test, "misclassification_auroc"
+        if test.mean_probs is None or test.targets is None:
+            return []
+        entropy = total_entropy(test)
+        wrong = test.mean_probs.argmax(-1) != test.targets
+        count = int(wrong.sum())
+        if not torch.isfinite(entropy).all():
+            return [not_available(metric, "probabilities are not finite", better="higher")]
+        if count in (0, len(wrong)):
+            reason = f"{count} of {len(wrong)} predictions are wrong, so there is nothing to tell apart"
+            return [not_available(metric, reason, better="higher")]
+        from sklearn.metrics import roc_auc_score
+
+        return [
+            Score(
+                metric,
+                float(roc_auc_score(wrong.numpy(), entropy.numpy())),
+                n=len(wrong),
+                draws=draws_used(evaluation),
+                better="higher",
+                unit="fraction",
+                note=f"by entropy, {count} wrong predictions",
+            )
+        ]

@@ -1,0 +1,29 @@
+"""Root mean squared error of the predictive mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from bnn_runner.base import Evaluation, Score
+from bnn_runner.metrics.mixture import draws_used, log_weights, mean_and_error, mixture_mean
+
+
+@dataclass(frozen=True)
+class RMSE:
+    """`rmse`: square root of the mean over points (and outputs) of (y - mean)^2, in the target's own units.
+
+    Its standard error follows from that of the mean square by the delta method.
+    """
+
+    def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
+        test = evaluation.test
+        if test.means is None or test.targets is None:
+            return []
+        centre = mixture_mean(test.means, log_weights(evaluation))
+        square, error = mean_and_error((test.targets - centre).square().mean(-1))
+        value = math.sqrt(square)
+        error = error / (2 * value) if value > 0 else 0.0
+        fields = {"n": len(centre), "draws": draws_used(evaluation), "better": "lower", "unit": "target units"}
+        note = "" if math.isfinite(value) else "not finite"
+        return [Score("rmse", value, error, note=note, **fields)]  # type: ignore[arg-type]

@@ -1,0 +1,247 @@
+"""Read every cell under `<output_dir>/runs` as it lies there: finished, failed, cut, unfinished or damaged.
+
+A cell that cannot be read never stops the report; it is kept with the reason, so that it can be listed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bnn_runner.report.columns import Column
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Status = Literal["done", "failed", "cut", "unfinished", "damaged"]
+
+_STATUS_FILES: tuple[tuple[str, Status], ...] = (("DONE", "done"), ("FAILED", "failed"), ("CUT", "cut"))
+_FOLDER_NAME = re.compile(r"(-?\d+)-([0-9a-fA-F]+)")
+_NEEDED_COLUMNS = ("metric", "value", "split", "status")
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One line of metrics.csv: the fields of `base.Score`, without importing torch to name them."""
+
+    metric: str
+    value: float
+    standard_error: float = math.nan
+    n: int = 0
+    split: str = "test"
+    tau: int | None = None
+    kappa: int | None = None
+    draws: int | None = None
+    better: str = ""
+    unit: str = ""
+    status: str = "ok"
+    note: str = ""
+
+    @property
+    def column(self) -> Column:
+        """The table column that this score belongs to."""
+        return Column(self.metric, self.split, self.tau, self.kappa)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell folder. What could not be read is empty, and `reason` says why.
+
+    `reason` is the first line of FAILED or CUT, or what is damaged. `config` is the flattened
+    resolved configuration, empty where cell.json is not there yet.
+    """
+
+    path: Path
+    status: Status
+    data: str
+    model: str
+    method: str
+    seed: int
+    reason: str = ""
+    hash: str = ""
+    kind: str = ""
+    version: str = ""
+    recipe: int | None = None
+    shortened: Mapping[str, Any] | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    scores: tuple[ScoreRow, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """data/model/method/seed-hash, as the folder is called."""
+        return "/".join(self.path.parts[-4:])
+
+
+def find_cells(output_dir: Path) -> list[Cell]:
+    """Every cell under `output_dir`/runs, in the order of their paths; empty where there is none."""
+    folders = sorted(p for p in (output_dir / "runs").glob("*/*/*/*") if p.is_dir() and not p.name.startswith("."))
+    # A folder that neither is called like a cell nor holds one is somebody's own and not our business.
+    return [read_cell(p) for p in folders if _FOLDER_NAME.fullmatch(p.name) or (p / "cell.json").exists()]
+
+
+def read_cell(folder: Path) -> Cell:
+    """One cell; never raises for what is in the folder."""
+    data, model, method = folder.parts[-4:-1]
+    match = _FOLDER_NAME.fullmatch(folder.name)
+    if match is None:
+        return Cell(folder, "damaged", data, model, method, -1, reason="its folder is not called <seed>-<hash>")
+    seed = int(match[1])
+    status, reason = _status(folder)
+    problems: list[str] = []
+    facts = _read_facts(folder, status, problems)
+    for key, expected in (("data", data), ("model", model), ("method", method), ("seed", seed)):
+        if key in facts and facts[key] != expected:
+            problems.append(f"the folder says {key} {expected}, cell.json says {facts[key]} (was it copied?)")
+    scores: tuple[ScoreRow, ...] = ()
+    if status == "done" and not problems:
+        try:
+            scores = read_scores(folder / "metrics.csv")
+        except (OSError, ValueError, csv.Error) as error:
+            problems.append(f"metrics.csv cannot be read ({_first_line(str(error)) or type(error).__name__})")
+    if problems:
+        status, reason = "damaged", "; ".join(problems)
+    return Cell(
+        folder,
+        status,
+        data,
+        model,
+        method,
+        seed,
+        reason=reason,
+        hash=match[2],
+        kind=str(facts.get("kind", "")),
+        version=str(facts.get("version", "")),
+        recipe=facts.get("recipe"),
+        shortened=facts.get("shortened") or None,
+        choices={str(k): str(v) for k, v in _mapping(facts, "choices").items()},
+        config=_mapping(facts, "config"),
+        scores=scores,
+    )
+
+
+def read_scores(path: Path) -> tuple[ScoreRow, ...]:
+    """The rows of a metrics.csv. Raises OSError, csv.Error or ValueError where it is not one."""
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        absent = [c for c in _NEEDED_COLUMNS if c not in (reader.fieldnames or ())]
+        if absent:
+            raise ValueError(f"no column {', '.join(absent)}")
+        rows = []
+        for record in reader:
+            if None in record or None in record.values():
+                raise ValueError(f"line {reader.line_num} is not whole")
+            rows.append(_score(record, reader.line_num))
+    return _without_repeats(rows)
+
+
+def long_table(cells: Sequence[Cell]) -> pd.DataFrame:
+    """One row per score of every finished cell, beside what the cell is: for a person's own analysis."""
+    import pandas as pd
+
+    records = [
+        {"data": c.data, "model": c.model, "method": c.method, "seed": c.seed, "recipe": c.recipe, "cell": c.name}
+        | vars(score)
+        for c in cells
+        for score in c.scores
+    ]
+    return pd.DataFrame.from_records(records)
+
+
+def _status(folder: Path) -> tuple[Status, str]:
+    """Status and reason; of several status files the newest counts (a failed cell that was run again)."""
+    found: tuple[float, Status, str] | None = None
+    for name, status in _STATUS_FILES:
+        try:
+            written = (folder / name).stat().st_mtime
+            text = (folder / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if found is None or written > found[0]:
+            found = (written, status, "" if status == "done" else _first_line(text))
+    if found is None:
+        return "unfinished", "running, or killed"
+    return found[1], found[2] or ("" if found[1] == "done" else "no reason was written")
+
+
+def _read_facts(folder: Path, status: Status, problems: list[str]) -> dict[str, Any]:
+    path = folder / "cell.json"
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts, dict):
+            raise ValueError("not a JSON object")
+    except FileNotFoundError:
+        if status == "done":
+            problems.append("cell.json is not there")
+        return {}
+    except (OSError, ValueError) as error:
+        # A run that was killed while it wrote is no damage beyond its not being finished.
+        if status == "done":
+            problems.append(f"cell.json cannot be read ({_first_line(str(error))})")
+        return {}
+    if status == "done":
+        absent = [key for key in ("config", "recipe", "kind") if key not in facts]
+        if absent:
+            problems.append(f"cell.json has no {', '.join(absent)}")
+    return facts
+
+
+def _mapping(facts: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = facts.get(key)
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _score(record: Mapping[str, str], line: int) -> ScoreRow:
+    def number(key: str) -> float:
+        text = (record.get(key) or "").strip()
+        try:
+            return float(text) if text else math.nan  # pandas writes NaN as an empty field
+        except ValueError:
+            raise ValueError(f"line {line}: {key} is {text!r}, not a number") from None
+
+    def count(key: str) -> int | None:
+        text = (record.get(key) or "").strip()
+        if text in ("", "None"):
+            return None
+        value = number(key)
+        return None if math.isnan(value) else int(value)
+
+    def text(key: str) -> str:
+        return (record.get(key) or "").strip()
+
+    return ScoreRow(
+        metric=text("metric"),
+        value=number("value"),
+        standard_error=number("standard_error"),
+        n=count("n") or 0,
+        split=text("split") or "test",
+        tau=count("tau"),
+        kappa=count("kappa"),
+        draws=count("draws"),
+        better=text("better"),
+        unit=text("unit"),
+        status=text("status") or "ok",
+        note=text("note"),
+    )
+
+
+def _without_repeats(rows: Sequence[ScoreRow]) -> tuple[ScoreRow, ...]:
+    """Same score twice with the same number of draws: refused unless they agree (two metrics may share a number)."""
+    seen: dict[tuple[Column, int | None], ScoreRow] = {}
+    for row in rows:
+        key = (row.column, row.draws)
+        first = seen.setdefault(key, row)
+        same = first.value == row.value or (math.isnan(first.value) and math.isnan(row.value))
+        if first is not row and not same:
+            raise ValueError(f"{row.column.label} is there twice with different values")
+    return tuple(seen.values())

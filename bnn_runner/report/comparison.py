@@ -1,0 +1,146 @@
+"""The comparison figure: methods side by side for every metric and data set, and joint scores against block size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bnn_runner.report import style
+from bnn_runner.report.columns import Column, group_of, is_companion
+from bnn_runner.report.tables import Entry, Row, Table, aggregate, main_score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MAX_PANELS = 11  # of one data set; the tables hold the rest
+_ACROSS = 4
+_PANEL_WIDTH = 2.6
+
+
+def comparison_figure(table: Table, path: Path) -> Path:
+    """One block of panels for each data set and model; error bars are ± one standard error over seeds.
+
+    A method looks the same in every panel. Not-a-number entries are named at their place, never left
+    out without a word; hollow markers are not converged in the number of draws.
+    """
+    from matplotlib.figure import Figure
+
+    blocks = _blocks(table)
+    looks = {name: i for i, name in enumerate(dict.fromkeys(_identity(r) for rows in blocks.values() for r in rows))}
+    columns = {block: _shown(table, rows) for block, rows in blocks.items()}
+    curves = {block: _curves(rows) for block, rows in blocks.items()}
+    panels = {block: len(columns[block]) + bool(curves[block]) for block in blocks}
+    across = min(_ACROSS, max(panels.values()))
+    heights = [
+        0.4 + math.ceil(panels[block] / across) * (1.15 + max(0.9, 0.32 * len(rows))) for block, rows in blocks.items()
+    ]
+    figure = Figure(figsize=(_PANEL_WIDTH * across + 0.8, sum(heights)), layout="constrained")
+    subfigures = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for subfigure, (block, rows) in zip(subfigures, blocks.items(), strict=True):
+        subfigure.suptitle(" · ".join(block), fontsize=11, fontweight="bold")
+        axes = list(subfigure.subplots(math.ceil(panels[block] / across), across, squeeze=False).flat)
+        for ax in axes[: panels[block]]:
+            style.tidy(ax)
+        for spare in axes[panels[block] :]:
+            spare.set_axis_off()
+        look = [looks[_identity(r)] for r in rows]
+        labels = _labels(table, rows)
+        for i, column in enumerate(columns[block]):
+            _dots(axes[i], rows, column, labels if i % across == 0 else None, look)
+        if curves[block]:
+            _joint(axes[panels[block] - 1], curves[block], look)
+    return style.save(figure, path)
+
+
+def _identity(row: Row) -> tuple[str, ...]:
+    return (row.group.key.method, *row.extra.values())
+
+
+def _blocks(table: Table) -> dict[tuple[str, str], list[Row]]:
+    blocks: dict[tuple[str, str], list[Row]] = {}
+    for row in table.rows:
+        if row.n:
+            blocks.setdefault((row.group.key.data, row.group.key.model), []).append(row)
+    return blocks
+
+
+def _shown(table: Table, rows: Sequence[Row]) -> list[Column]:
+    """Columns that some row has a number for; of many, the first."""
+    shown = [c for c in table.columns if any(c in r.entries and r.entries[c].n for r in rows)]
+    return shown[:_MAX_PANELS]
+
+
+def _labels(table: Table, rows: Sequence[Row]) -> list[str]:
+    told = [e for e in table.extra if len({r.extra[e] for r in rows}) > 1]
+    return ["\n".join([r.group.key.method, *(f"{e.split('.')[-1]}={r.extra[e]}" for e in told)]) for r in rows]
+
+
+def _dots(ax: Axes, rows: Sequence[Row], column: Column, labels: Sequence[str] | None, look: Sequence[int]) -> None:
+    entries = [r.entries.get(column) for r in rows]
+    for i, entry in enumerate(entries):
+        if entry is None or not entry.n or not math.isfinite(entry.mean):
+            ax.text(0.5, i, _word(entry), transform=ax.get_yaxis_transform(), fontsize=8, ha="center", va="center")
+            continue
+        error = entry.standard_error if math.isfinite(entry.standard_error) else 0.0
+        tone, shape = style.colour(look[i]), style.marker(look[i])
+        face = "white" if entry.marked else tone
+        ax.errorbar([entry.mean], [i], xerr=[error], fmt=shape, color=tone, mfc=face, markersize=6, capsize=3)
+    ax.set_yticks(range(len(rows)), labels or [""] * len(rows))
+    if labels:  # coloured as in the panel of curves, which has no legend of its own
+        for text, i in zip(ax.get_yticklabels(), look, strict=True):
+            text.set_color(style.colour(i))
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.margins(x=0.15)
+    ax.locator_params(axis="x", nbins=4)
+    known = [e for e in entries if e is not None]
+    unit = next((e.unit for e in known if e.unit), "")
+    better = next((e.better for e in known if e.better), "")
+    ax.set_title(column.label, fontsize=9)
+    hint = {"higher": "higher is better →", "lower": "← lower is better"}.get(better, "")
+    ax.set_xlabel("\n".join(filter(None, [unit, hint])), fontsize=8)
+
+
+def _word(entry: Entry | None) -> str:
+    if entry is None:
+        return "—"
+    return "n/a" if not entry.n else f"not a number ({entry.nonfinite} of {entry.n})"
+
+
+Curve = list[tuple[int, Entry]]
+
+
+def _curves(rows: Sequence[Row]) -> dict[int, Curve]:
+    """Row place -> joint log-likelihood at each tau of the plain joint score on the test points."""
+    curves: dict[int, Curve] = {}
+    for i, row in enumerate(rows):
+        cells = list(row.group.done.values())
+        columns = {
+            s.column for c in cells for s in c.scores if s.tau and s.kappa is None and not is_companion(s.metric)
+        }
+        joint = sorted((c for c in columns if group_of(c.metric) == "joint"), key=lambda c: (c.metric, c.tau or 0))
+        names = [c.metric for c in joint]
+        joint = [c for c in joint if c.metric == max(names, key=names.count)]
+        curve = []
+        for column in joint:
+            scores = [s for s in (main_score(c, column) for c in cells) if s is not None]
+            entry = aggregate(scores)
+            if entry.n and math.isfinite(entry.mean):
+                curve.append((column.tau or 1, entry))
+        if len(curve) > 1:
+            curves[i] = curve
+    return curves
+
+
+def _joint(ax: Axes, curves: dict[int, Curve], look: Sequence[int]) -> None:
+    for i, curve in curves.items():
+        taus = [tau for tau, _ in curve]
+        means = [e.mean / tau for tau, e in curve]
+        errors = [e.standard_error / tau if math.isfinite(e.standard_error) else 0.0 for tau, e in curve]
+        tone, shape = style.colour(look[i]), style.marker(look[i])
+        ax.errorbar(taus, means, yerr=errors, capsize=2, color=tone, marker=shape, markersize=4, linewidth=1.2)
+    ax.set_title("joint, per point", fontsize=9)
+    ax.set_xlabel("block size tau", fontsize=8)
+    ax.set_ylabel("log-lik. / tau [nats]", fontsize=8)
+    ax.locator_params(axis="x", integer=True, nbins=6)

@@ -1,0 +1,127 @@
+"""The table that a single run prints at its end: plain text, as wide as the terminal and no wider."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from bnn_runner.report.cells import ScoreRow
+from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS, GROUP_ORDER, Column, group_of, is_companion
+from bnn_runner.report.render import number
+
+if TYPE_CHECKING:
+    from bnn_runner.base import Score
+
+_TITLES = {
+    "fit": "fit",
+    "joint": "joint log-likelihood",
+    "calibration": "calibration and uncertainty",
+    "ood": "out of distribution",
+}
+_SMALLEST_NOTE = 12
+_FEW_SIZES = 4
+_EXACT = "_exact"
+
+AnyScore: TypeAlias = "Score | ScoreRow"
+
+
+def score_table(scores: Sequence[AnyScore], width: int | None = None) -> str:
+    """Scores as aligned text, grouped: metric, value ± standard error over points or blocks, n, remarks.
+
+    `width` in characters; None asks the terminal. Of many block sizes three are shown; the remark of
+    a joint score is how it converges in draws. metrics.csv has everything. Long remarks are wrapped.
+    """
+    width = width or shutil.get_terminal_size((100, 24)).columns
+    rows = _lines(_shown(scores), scores)
+    if not rows:
+        return "no scores"
+    table = [line for lines in rows.values() for line in lines]
+    widths = [max(len(line[i]) for line in [*table, _HEAD]) for i in range(4)]
+    room = max(_SMALLEST_NOTE, width - sum(widths) - 2 * 4 - 2)
+    out = [_joined(_HEAD, widths, room)]
+    for group in GROUP_ORDER:
+        if group in rows:
+            out.append(_TITLES[group])
+            out += ["  " + _joined(line, widths, room) for line in rows[group]]
+    out[0] = "  " + out[0]
+    return "\n".join(line.rstrip() for text in out for line in text.split("\n"))
+
+
+_HEAD = ("metric", "value", "unit", "n", "")
+
+
+def _shown(scores: Sequence[AnyScore]) -> list[AnyScore]:
+    """One score a column; of many block sizes the smallest above one point, the middle and the largest."""
+    kept: dict[Column, AnyScore] = {}
+    for s in scores:
+        column = _column(s)
+        if not is_companion(s.metric) and (column not in kept or (s.draws or 0) > (kept[column].draws or 0)):
+            kept[column] = s
+    for column, score in list(kept.items()):  # the exact value is the remark of the one from draws
+        if score.status != "n/a":
+            kept.pop(replace(column, metric=column.metric + _EXACT), None)
+    sizes: dict[tuple[str, str], list[Column]] = {}
+    for column in kept:
+        if column.tau is not None and column.tau > 1:
+            sizes.setdefault((column.metric, column.split), []).append(column)
+    for columns in sizes.values():
+        columns.sort(key=lambda c: (c.kappa or 0, c.tau or 0))
+    for column in list(kept):  # a standard deviation says what its variance says, in units that a reader knows
+        if replace(column, metric=column.metric.replace("_std", "_variance")) != column:
+            kept.pop(replace(column, metric=column.metric.replace("_std", "_variance")), None)
+    return [s for column, s in kept.items() if _is_shown(column, sizes.get((column.metric, column.split), []))]
+
+
+def _is_shown(column: Column, sizes: Sequence[Column]) -> bool:
+    if column.tau is None:
+        return True
+    if len(sizes) <= _FEW_SIZES:
+        return column.tau > 1 or not sizes
+    return column in (sizes[0], sizes[len(sizes) // 2], sizes[-1])
+
+
+def _lines(scores: Sequence[AnyScore], companions: Sequence[AnyScore]) -> dict[str, list[tuple[str, ...]]]:
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for s in sorted(scores, key=lambda s: not s.metric.startswith("joint")):
+        arrow = {"higher": " ↑", "lower": " ↓"}.get(s.better, "")
+        value = "n/a" if s.status == "n/a" else number(s.value, s.standard_error)
+        n = str(s.n) if s.n else ""
+        line = (_column(s).label + arrow, value, s.unit, n, _remark(s, companions))
+        groups.setdefault(group_of(s.metric, s.split), []).append(line)
+    return groups
+
+
+def _remark(score: AnyScore, companions: Sequence[AnyScore]) -> str:
+    """Status and note; of a joint score, how it converges in draws instead of how its blocks were made."""
+    words = [] if score.status in ("ok", "n/a") else [score.status]
+    own = [s for s in companions if (s.split, s.tau, s.kappa) == (score.split, score.tau, score.kappa)]
+    fewer = [s for s in own if s.metric == score.metric + AT_DRAWS and s.draws != score.draws]
+    effective = [s for s in own if s.metric == score.metric + EFFECTIVE_DRAWS]
+    if fewer:
+        fewer.sort(key=lambda s: s.draws or 0)
+        steps = zip(("S/4", "S/2"), fewer, strict=False) if len(fewer) == 2 else [(f"S={s.draws}", s) for s in fewer]
+        words.append(", ".join(f"{label} {s.value:.4g}" for label, s in steps))
+        words += [f"{s.value:.3g} effective" for s in effective]
+    elif score.status == "ok" and not math.isfinite(score.value):
+        words += [score.note or "not a finite number"]
+    elif score.status != "ok" and score.note:  # how an ordinary number was made is in metrics.csv
+        words.append(score.note)
+    exact = [s for s in own if s.metric == score.metric + _EXACT and s.status == "ok"]
+    return "; ".join(words + [f"exact {s.value:.4g}" for s in exact])
+
+
+def _column(score: AnyScore) -> Column:
+    return Column(score.metric, score.split, score.tau, score.kappa)
+
+
+def _joined(line: Sequence[str], widths: Sequence[int], room: int) -> str:
+    import textwrap
+
+    texts = [line[0].ljust(widths[0]), line[1].rjust(widths[1]), line[2].ljust(widths[2]), line[3].rjust(widths[3])]
+    start = "  ".join(texts)
+    remarks = textwrap.wrap(line[4], room) or [""]
+    indent = " " * (len(start) + 4)
+    return "\n".join([f"{start}  {remarks[0]}", *(indent + r for r in remarks[1:])])

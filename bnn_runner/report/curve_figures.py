@@ -1,0 +1,116 @@
+"""Curves of a run: training by epoch, and joint scores by block size with how they converge in draws."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bnn_runner.report import style
+from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from bnn_runner.base import Score
+
+History = Sequence[Mapping[str, float]]
+
+_LABELS = {"loss": "objective per point [nats]", "nll": "negative log-likelihood [nats]", "lr": "learning rate"}
+_LOSSES = ("loss", "nll", "train_nll", "val_nll", "val_loss", "objective")
+
+
+def training_curves(histories: Sequence[History], title: str) -> Figure | None:
+    """One line per trained network for every loss and the learning rate; None where no epoch was recorded."""
+    histories = [h for h in histories if len(h)]
+    if not histories:
+        return None
+    present = {key for history in histories for row in history for key, value in row.items() if _finite(value)}
+    names = [name for name in (*_LOSSES, "lr") if name in present]
+    if not names:
+        return None
+    figure, axes = style.new_figure(columns=len(names), width=4.2, height=3.4)
+    for ax, name in zip(axes, names, strict=True):
+        for i, history in enumerate(histories):
+            points = [(row.get("epoch", j), row[name]) for j, row in enumerate(history) if _finite(row.get(name))]
+            label = f"network {i}" if len(histories) > 1 else None
+            dot = "o" if len(points) == 1 else None
+            ax.plot(*zip(*points, strict=True), color=style.colour(i), lw=1.1, alpha=0.9, marker=dot, label=label)
+        ax.set_xlabel("epoch")
+        ax.set_ylabel(_LABELS.get(name, name.replace("_", " ")))
+        style.panel_title(ax, {"nll": "data term", "loss": "objective", "lr": "schedule"}.get(name, name))
+        if name != "lr":
+            _scale(ax, [row[name] for h in histories for row in h if _finite(row.get(name))])
+    style.title(figure, title)
+    shown = axes[0].get_legend_handles_labels()
+    style.legend_below(figure, shown[0][:10], shown[1][:10], columns=5)
+    return figure
+
+
+def joint_curves(scores: Sequence[Score], title: str) -> Figure | None:
+    """Joint log-likelihood per point against tau (and dyadic against kappa), once for each number of draws.
+
+    The lines of S/4, S/2 and S draws lie on each other where the score has converged; hollow points
+    are marked not converged. None where the run has no joint scores at two block sizes.
+    """
+    usable = [s for s in scores if s.tau and _finite(s.value) and not s.metric.endswith(EFFECTIVE_DRAWS)]
+    panels = []
+    for is_dyadic in (False, True):
+        chosen = [s for s in usable if (s.kappa is not None) == is_dyadic]
+        if len({(s.tau, s.kappa) for s in chosen}) > 1:
+            panels.append((is_dyadic, chosen))
+    if not panels:
+        return None
+    figure, axes = style.new_figure(columns=len(panels), width=4.8, height=3.9)
+    for ax, (is_dyadic, chosen) in zip(axes, panels, strict=True):
+        lines = _lines(chosen)
+        several = len({metric for metric, _ in lines}) > 1
+        for i, ((metric, draws), line) in enumerate(lines.items()):
+            words = [metric.removesuffix("_loglik").replace("_", " ")] if several or not draws else []
+            words += [f"S = {draws}"] if draws else []
+            _joint_line(ax, line, is_dyadic, i, ", ".join(words), with_band=i == 0)
+        ax.set_xlabel("distinct anchors kappa" if is_dyadic else "block size tau")
+        ax.set_ylabel("log-likelihood / tau [nats]")
+        style.panel_title(ax, "dyadic" if is_dyadic else "joint, blocks without repeats")
+        ax.locator_params(axis="x", integer=True)
+        ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, -0.17), ncols=2)
+    style.title(figure, title)
+    return figure
+
+
+def _lines(scores: Sequence[Score]) -> dict[tuple[str, int], list[Score]]:
+    """(metric, number of draws) -> its scores; the metric itself first, then itself at fewer draws."""
+    main = {(s.metric, s.draws or 0) for s in scores if not s.metric.endswith(AT_DRAWS)}
+    lines: dict[tuple[str, int], list[Score]] = defaultdict(list)
+    for s in scores:
+        key = (s.metric.removesuffix(AT_DRAWS), s.draws or 0)
+        if not (s.metric.endswith(AT_DRAWS) and key in main):  # at S draws it is the metric once more
+            lines[key].append(s)
+    return dict(sorted(lines.items(), key=lambda item: (item[0][0], -item[0][1])))
+
+
+def _joint_line(ax: Axes, line: Sequence[Score], is_dyadic: bool, i: int, label: str, with_band: bool) -> None:
+    line = sorted(line, key=lambda s: (s.kappa or 0) if is_dyadic else (s.tau or 0))
+    x = [(s.kappa if is_dyadic else s.tau) or 0 for s in line]
+    y = [s.value / (s.tau or 1) for s in line]
+    error = [s.standard_error / (s.tau or 1) if _finite(s.standard_error) else 0.0 for s in line]
+    tone = style.colour(i)
+    ax.plot(x, y, color=tone, lw=1.2, ls=("-", "--", ":")[i % 3], marker=style.marker(i), markersize=5, label=label)
+    if with_band:
+        low, high = [a - b for a, b in zip(y, error, strict=True)], [a + b for a, b in zip(y, error, strict=True)]
+        ax.fill_between(x, low, high, color=tone, alpha=0.15, lw=0, label="±1 se over blocks")
+    for s, a, b in zip(line, x, y, strict=True):
+        if s.status != "ok":
+            ax.plot([a], [b], marker=style.marker(i), color=tone, markersize=5, mfc="white")
+
+
+def _finite(value: float | None) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _scale(ax: Axes, values: Sequence[float]) -> None:
+    """Logarithmic where the values are positive and span a factor of 30."""
+    if values and min(values) > 0 and max(values) > 30 * min(values):
+        ax.set_yscale("log")

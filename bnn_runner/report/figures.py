@@ -1,0 +1,201 @@
+"""Which figures a finished run gets, and the numbers that they need from the task and the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnn_runner.base import Evaluation, Score, SplitEvaluation, Task
+from bnn_runner.report import style
+from bnn_runner.report.calibration_figures import predicted_and_pit, reliability
+from bnn_runner.report.curve_figures import History, joint_curves, training_curves
+from bnn_runner.report.predictive_figures import bands_1d, decision_map_2d
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Standardised network inputs [M, D] to what evaluation says of a split, without targets and ids of use:
+# regression `means` [S, M, K] and `variances` (and `epistemic` of a closed form), original units; classes
+# `mean_probs` [M, K] and `mean_entropy` [M]. The draws are those of the evaluation.
+PredictOn = Callable[[Tensor], SplitEvaluation]
+Array = NDArray[np.floating]
+
+GRID_1D = 300
+GRID_2D = 80
+_MARGIN = 0.12
+
+
+def run_figures(
+    cell_folder: Path,
+    task: Task,
+    evaluation: Evaluation,
+    scores: Sequence[Score],
+    histories: Sequence[History],
+    predict_on: PredictOn | None,
+) -> list[Path]:
+    """Draw every figure that applies into `cell_folder`/figures; returns the files in the order of interest.
+
+    1-D regression: bands.png. Other regression: predictions.png. Classes: reliability.png, and with two
+    inputs decision.png. Always, where there is something to show: training.png (`histories`: one list of
+    rows for each trained network) and joint.png. `predict_on` None leaves the first kinds out.
+    """
+    title = " · ".join(cell_folder.parts[-4:-1]) + f" · seed {cell_folder.name.split('-')[0]}"
+    figures = cell_folder / "figures"
+    weights = _array(torch.softmax(evaluation.log_weights.double(), 0))
+    made = {}
+    if task.spec.kind == "regression":
+        if task.spec.input_shape == (1,) and predict_on is not None:
+            made["bands"] = _bands(task, predict_on, weights, title)
+        elif evaluation.test.targets is not None and len(evaluation.test.ids):
+            made["predictions"] = _predictions(evaluation.test, weights, title)
+    else:
+        if task.spec.input_shape == (2,) and predict_on is not None:
+            made["decision"] = _decision(task, predict_on, title)
+        made["reliability"] = _reliability(evaluation, title)
+    made["joint"] = joint_curves(scores, title)
+    made["training"] = training_curves(histories, title)
+    return [style.save(figure, figures / f"{name}.png") for name, figure in made.items() if figure is not None]
+
+
+def mixture_moments(split: SplitEvaluation, weights: Array) -> tuple[Array, Array | None, Array]:
+    """Mean [N, K], epistemic variance [N, K] (None where it is not known) and total variance [N, K].
+
+    Var y = Σ w_s σ²_s + Σ w_s (m_s − m)²: the second term is epistemic. Original units.
+    """
+    assert split.means is not None and split.variances is not None
+    means, variances = _array(split.means), _array(split.variances)
+    if len(weights) != len(means):  # a closed form has one line and weights of its own
+        weights = np.full(len(means), 1 / len(means))
+    w = weights[:, None, None]
+    mean = (w * means).sum(0)
+    spread = (w * (means - mean) ** 2).sum(0)
+    noise = np.broadcast_to((w * variances if len(variances) > 1 else variances).sum(0), mean.shape)
+    if split.epistemic is not None:  # variances are total already
+        return mean, _array(split.epistemic), noise
+    return mean, spread if len(means) > 1 else None, noise + spread
+
+
+def probability_integral_transform(split: SplitEvaluation, weights: Array, output: int = 0) -> Array:
+    """Σ_s w_s Φ((y − m_s)/σ_s) at the observed targets [N] of one output."""
+    assert split.means is not None and split.variances is not None and split.targets is not None
+    means, sd = split.means[..., output].double(), split.variances[..., output].double().sqrt()
+    targets = split.targets.double().reshape(means.shape[1], -1)[:, output]
+    cdf = torch.special.ndtr((targets - means) / sd)
+    if len(weights) != len(means):
+        return _array(cdf.mean(0))
+    return _array((torch.from_numpy(weights)[:, None] * cdf).sum(0))
+
+
+def _bands(task: Task, predict_on: PredictOn, weights: Array, title: str) -> Figure | None:
+    train, test = _points(task, "train"), _points(task, "test")
+    ood = [_inputs(task, name) for name in task.splits() if name.startswith("ood/")]
+    every = np.concatenate([train[0], test[0], *ood])[:, 0]
+    reach = _MARGIN * max(float(np.ptp(every)), 1e-12)
+    x = np.linspace(every.min() - reach, every.max() + reach, GRID_1D)
+    found = predict_on(_network_inputs(task, x[:, None]))
+    mean, epistemic, total = mixture_moments(found, weights)
+    if not np.isfinite(mean).any():
+        return None
+    truth = None
+    if task.truth is not None:
+        truth = _array(task.truth(torch.from_numpy(x[:, None]).to(torch.float64)))[:, 0]
+    assert found.means is not None
+    return bands_1d(
+        x,
+        mean[:, 0],
+        None if epistemic is None else np.sqrt(np.maximum(epistemic[:, 0], 0)),
+        np.sqrt(np.maximum(total[:, 0], 0)),
+        (train[0][:, 0], train[1]),
+        (test[0][:, 0], test[1]),
+        truth,
+        _array(found.means)[..., 0],
+        title,
+    )
+
+
+def _decision(task: Task, predict_on: PredictOn, title: str) -> Figure:
+    points, labels = _points(task, "train")
+    low, high = points.min(0), points.max(0)
+    reach = 0.35 * np.maximum(high - low, 1e-12)  # beyond the data is where methods differ
+    x0, x1 = (np.linspace(low[d] - reach[d], high[d] + reach[d], GRID_2D) for d in (0, 1))
+    grid = np.stack(np.meshgrid(x0, x1), axis=-1).reshape(-1, 2)
+    found = predict_on(_network_inputs(task, grid))
+    assert found.mean_probs is not None
+    probs = _array(found.mean_probs)
+    entropy = -(probs * np.log(np.maximum(probs, 1e-300))).sum(-1)
+    information = None
+    if found.mean_entropy is not None:
+        information = np.maximum(entropy - _array(found.mean_entropy), 0).reshape(GRID_2D, GRID_2D)
+    return decision_map_2d(
+        x0,
+        x1,
+        probs.reshape(GRID_2D, GRID_2D, -1),
+        information,
+        entropy.reshape(GRID_2D, GRID_2D),
+        points,
+        labels.astype(int),
+        task.class_names,
+        title,
+    )
+
+
+def _reliability(evaluation: Evaluation, title: str) -> Figure | None:
+    test = evaluation.test
+    if test.mean_probs is None or test.targets is None or not bool(torch.isfinite(test.mean_probs).all()):
+        return None
+    ood = {
+        name: _array(split.mean_probs)
+        for name, split in evaluation.splits.items()
+        if name.startswith("ood/") and split.mean_probs is not None and len(split.mean_probs)
+    }
+    return reliability(_array(test.mean_probs), test.targets.cpu().numpy().astype(int), ood, title)
+
+
+def _predictions(test: SplitEvaluation, weights: Array, title: str) -> Figure | None:
+    if test.means is None or test.variances is None or test.targets is None:
+        return None
+    mean, _, total = mixture_moments(test, weights)
+    if not np.isfinite(mean).all():
+        return None
+    target = _array(test.targets).reshape(mean.shape)[:, 0]
+    if mean.shape[1] > 1:
+        title += f" · output 1 of {mean.shape[1]}"
+    pit = probability_integral_transform(test, weights)
+    return predicted_and_pit(mean[:, 0], np.sqrt(np.maximum(total[:, 0], 0)), target, pit, title)
+
+
+def _array(values: Tensor) -> Array:
+    return values.detach().cpu().double().numpy()
+
+
+def _inputs(task: Task, name: str) -> Array:
+    """Inputs [N, D] of a split in original units."""
+    split = task.splits()[name]
+    x = _array(split.gather(torch.arange(len(split), device=split.inputs.device))[0])
+    if task.input_mean is not None and task.input_scale is not None:
+        x = _array(task.input_mean) + _array(task.input_scale) * x
+    return x
+
+
+def _points(task: Task, name: str) -> tuple[Array, Array]:
+    """Inputs [N, D] and first target [N] (or classes) of a split, original units."""
+    split = task.splits()[name]
+    assert split.targets is not None
+    y = _array(split.targets)
+    if task.spec.kind == "regression":
+        y = (_array(task.target_mean) + _array(task.target_scale) * y.reshape(len(split), -1))[:, 0]
+    return _inputs(task, name), y
+
+
+def _network_inputs(task: Task, x: Array) -> Tensor:
+    """Original-unit inputs [M, D] as the network takes them, on the device and in the type of the data."""
+    if task.input_mean is not None and task.input_scale is not None:
+        x = (x - _array(task.input_mean)) / _array(task.input_scale)
+    example, _ = task.train.gather(torch.zeros(1, dtype=torch.long, device=task.train.inputs.device))
+    return torch.from_numpy(x).to(example.device, example.dtype)

@@ -1,0 +1,188 @@
+"""Which cells belong to one row: only those that differ in nothing but the seed and in what changes no number.
+
+Every other field of the configuration, the code recipe, and whether a run was shortened, keeps rows apart;
+where such a field is what tells two shown rows apart, it becomes a column.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bnn_runner.errors import UserError
+from bnn_runner.keys import list_of
+from bnn_runner.report.cells import Cell
+
+ABSENT = "—"
+
+
+def is_neutral(field: str) -> bool:
+    """Whether a dotted configuration field may differ within a row: the seed, and what is no part of a cell's id.
+
+    `metric` is none: metrics only read saved evaluations.
+    """
+    return field == "seed" or list_of(field) == "never"
+
+
+def value_text(value: Any) -> str:
+    """One text per value: 1 and 1.0 are the same setting, lists and null have one form."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool | str):
+        return str(value).lower() if isinstance(value, bool) else value
+    if isinstance(value, int | float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class GroupKey:
+    """What all cells of a row share. Hashable; `settings` are the (field, text) pairs, sorted."""
+
+    data: str
+    model: str
+    method: str
+    recipe: int | None
+    shortened: bool
+    settings: tuple[tuple[str, str], ...]
+
+    @property
+    def values(self) -> dict[str, str]:
+        return dict(self.settings)
+
+    @property
+    def data_key(self) -> tuple[object, ...]:
+        """Rows with the same one were scored on the same points, by the same code: these may be compared."""
+        return (self.data, self.recipe, tuple(s for s in self.settings if s[0].startswith("data.")))
+
+
+def key_of(cell: Cell) -> GroupKey:
+    """The row of a cell whose configuration is known."""
+    settings = tuple(sorted((f, value_text(v)) for f, v in cell.config.items() if not is_neutral(f)))
+    return GroupKey(cell.data, cell.model, cell.method, cell.recipe, cell.shortened is not None, settings)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells of one row; `done` by seed, the others beside them."""
+
+    key: GroupKey
+    done: Mapping[int, Cell]
+    others: tuple[Cell, ...]
+
+
+def group_cells(cells: Sequence[Cell]) -> tuple[list[Group], list[Cell]]:
+    """Rows in order of data, model, method; and the cells that no row can be told for.
+
+    A cell that stopped before it wrote its configuration joins the one row of its data, model and
+    method where there is exactly one. Raises `UserError` for two finished cells of one row and seed.
+    """
+    done: dict[GroupKey, dict[int, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+    others: dict[GroupKey, list[Cell]] = defaultdict(list)
+    homeless: list[Cell] = []
+    for cell in cells:
+        if cell.status == "done":
+            done[key_of(cell)][cell.seed].append(cell)
+        elif cell.status != "damaged" and cell.config:
+            others[key_of(cell)].append(cell)
+        else:
+            homeless.append(cell)
+    _refuse_duplicates(done)
+    _unshortened_first(done, others)
+
+    keys = set(done) | set(others)
+    loose: list[Cell] = []
+    for cell in homeless:
+        rows = [k for k in keys if (k.data, k.model, k.method) == (cell.data, cell.model, cell.method)]
+        if len(rows) == 1:
+            others[rows[0]].append(cell)
+        elif not rows and cell.status in ("failed", "cut"):
+            others[GroupKey(cell.data, cell.model, cell.method, cell.recipe, False, ())].append(cell)
+        else:
+            loose.append(cell)
+
+    def order(key: GroupKey) -> tuple[object, ...]:
+        return (key.data, key.model, key.method != "map", key.method, str(key.recipe), key.shortened, key.settings)
+
+    groups = [
+        Group(key, {seed: found[0] for seed, found in sorted(done[key].items())}, tuple(others[key]))
+        for key in sorted(set(done) | set(others), key=order)
+    ]
+    return groups, loose
+
+
+def _refuse_duplicates(done: Mapping[GroupKey, Mapping[int, Sequence[Cell]]]) -> None:
+    problems = []
+    for seeds in done.values():
+        for seed, found in seeds.items():
+            if len(found) > 1:
+                paths = " and ".join(str(c.path) for c in found)
+                problems.append(
+                    f"Seed {seed} is there twice with the same configuration: {paths}. A mean would count it twice. "
+                    "Delete or move one of these folders, or write one of the two sweeps under another output_dir."
+                )
+    if problems:
+        raise UserError(*problems)
+
+
+def _unshortened_first(
+    done: Mapping[GroupKey, Mapping[int, Sequence[Cell]]], others: dict[GroupKey, list[Cell]]
+) -> None:
+    """A failed or cut run does not know yet whether it would be shortened: it joins the row that has finished cells."""
+    for key in list(others):
+        if key in done:
+            continue
+        twin = GroupKey(key.data, key.model, key.method, key.recipe, not key.shortened, key.settings)
+        if twin in done:
+            others[twin] = others.get(twin, []) + others.pop(key)
+
+
+def telling_fields(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Extra columns: name -> one text per group, for everything that tells rows of one data, model (and method) apart.
+
+    A group's choice (`schedule`) stands for all the fields it sets; a field is a column of its own only
+    where it differs under one choice.
+    """
+    columns: dict[str, list[str]] = {}
+    choices = [_choices(g) for g in groups]
+    for name in sorted({c for found in choices for c in found}):
+        texts = [found.get(name, ABSENT) for found in choices]
+        told = [i for i, found in enumerate(choices) if found]
+        if _differs([(groups[i].key.data, groups[i].key.model) for i in told], [texts[i] for i in told]):
+            columns[name] = texts
+    fields = sorted({f for g in groups for f, _ in g.key.settings})
+    values = [g.key.values for g in groups]
+    for name in fields:
+        part = name.split(".", 1)[0]
+        known = [bool(v) for v in values]  # a row of failures alone may not know its configuration
+        texts = [v.get(name, ABSENT) for v in values]
+        within: list[tuple[object, ...]] = [
+            (g.key.data, g.key.model) + ((g.key.method,) if part == "method" else ()) for g in groups
+        ]
+        if part in columns:
+            within = [(*w, columns[part][i]) for i, w in enumerate(within)]
+        kept = [i for i, k in enumerate(known) if k]
+        if _differs([within[i] for i in kept], [texts[i] for i in kept]):
+            columns[name] = texts
+    recipes = [ABSENT if g.key.recipe is None else str(g.key.recipe) for g in groups]
+    if len(set(recipes) - {ABSENT}) > 1:
+        columns["recipe"] = recipes
+    return columns
+
+
+def _choices(group: Group) -> dict[str, str]:
+    """Group -> choice, without data, model and method, which are columns already."""
+    agreed: dict[str, set[str]] = defaultdict(set)
+    for cell in (*group.done.values(), *(c for c in group.others if c.config)):
+        for name, choice in cell.choices.items():
+            if name not in ("data", "model", "method", "metric", "experiment") and not name.startswith("hydra"):
+                agreed[name].add(choice)
+    return {name: "/".join(sorted(found)) for name, found in agreed.items()}
+
+
+def _differs(within: Sequence[tuple[object, ...]], texts: Sequence[str]) -> bool:
+    seen: dict[tuple[object, ...], str] = {}
+    return any(seen.setdefault(place, text) != text for place, text in zip(within, texts, strict=True))

@@ -1,0 +1,151 @@
+"""What the predictive looks like over input space: bands in one dimension, decision maps in two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_runner.report import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.floating]
+
+NUM_DRAWN = 6  # sample functions shown among the bands: enough to see how they move together
+_MAX_POINTS = 1500  # scatter points beyond this only make a blot
+
+
+def bands_1d(
+    x: Array,
+    mean: Array,
+    epistemic_sd: Array | None,
+    total_sd: Array,
+    train: tuple[Array, Array],
+    test: tuple[Array, Array] | None,
+    truth: Array | None,
+    draws: Array | None,
+    title: str,
+) -> Figure:
+    """1-D regression in original units.
+
+    Args:
+        x: grid [M], ascending.
+        mean: predictive mean [M].
+        epistemic_sd: standard deviation [M] of the mean over draws; None where it is not known.
+        total_sd: standard deviation [M] of a new observation.
+        train: inputs and targets, [N] each.
+        test: likewise, or None.
+        truth: noise-free function on the grid [M], where the data are made.
+        draws: mean functions of single draws [S, M]; the first few are shown.
+        title: data, model, method.
+    """
+    figure, (ax,) = style.new_figure(width=7.2, height=4.2)
+    ax.fill_between(
+        x, mean - 2 * total_sd, mean + 2 * total_sd, color=style.SKY, alpha=0.25, lw=0, label="±2 sd, new observation"
+    )
+    if epistemic_sd is not None and np.any(epistemic_sd > 0):
+        low, high = mean - 2 * epistemic_sd, mean + 2 * epistemic_sd
+        ax.fill_between(x, low, high, color=style.BLUE, alpha=0.30, lw=0, label="±2 sd, function (epistemic)")
+    if draws is not None and len(draws) > 1:
+        for i, draw in enumerate(draws[:NUM_DRAWN]):
+            label = "draws" if i == 0 else None
+            ax.plot(x, draw, color=style.PURPLE, lw=0.7, alpha=0.7, label=label)
+    if truth is not None:
+        ax.plot(x, truth, color=style.BLACK, lw=1.2, ls="--", label="truth")
+    ax.plot(x, mean, color=style.BLUE, lw=1.8, label="mean")
+    if test is not None and len(test[0]):
+        ax.scatter(*_thinned(*test), s=7, color=style.GREY, alpha=0.35, lw=0, label="test points")
+    ax.scatter(
+        *_thinned(*train), s=16, color=style.VERMILION, edgecolor="white", lw=0.4, zorder=5, label="training points"
+    )
+    # The data and the mean decide the view: one wild draw must not flatten everything else.
+    seen = np.concatenate([train[1], mean - 2 * total_sd, mean + 2 * total_sd, *([] if truth is None else [truth])])
+    seen = seen[np.isfinite(seen)]
+    middle = np.median(train[1])
+    reach = 4 * max(float(np.ptp(train[1])), 1e-12)
+    ax.set_ylim(max(seen.min(), middle - reach) - 0.03 * reach, min(seen.max(), middle + reach) + 0.03 * reach)
+    ax.set_xlim(float(x[0]), float(x[-1]))
+    ax.set_xlabel("input")
+    ax.set_ylabel("target")
+    style.title(figure, title)
+    style.legend_below(figure, *ax.get_legend_handles_labels())
+    return figure
+
+
+def decision_map_2d(
+    x0: Array,
+    x1: Array,
+    probs: Array,
+    mutual_information: Array | None,
+    entropy: Array,
+    points: Array,
+    labels: NDArray[np.integer],
+    class_names: tuple[str, ...],
+    title: str,
+) -> Figure:
+    """2-D classification on a grid, in original units.
+
+    Args:
+        x0: grid along the first input [A].
+        x1: grid along the second input [B].
+        probs: predictive probabilities [B, A, K].
+        mutual_information: [B, A] in nats; None where the predictive does not split its entropy.
+        entropy: of the mean probabilities [B, A] in nats, shown where there is no mutual information.
+        points: training inputs [N, 2].
+        labels: training classes [N].
+        class_names: names, or empty.
+        title: data, model, method.
+    """
+    from matplotlib.colors import to_rgb
+
+    figure, (left, right) = style.new_figure(columns=2, width=4.9, height=4.2)
+    classes = probs.shape[-1]
+    extent = (float(x0[0]), float(x0[-1]), float(x1[0]), float(x1[-1]))
+    if classes == 2:
+        image = left.imshow(
+            probs[..., 1], extent=extent, origin="lower", aspect="auto", cmap="RdBu_r", vmin=0, vmax=1, alpha=0.85
+        )
+        figure.colorbar(image, ax=left, shrink=0.85).set_label(f"p({_class_name(class_names, 1)})", fontsize=9)
+        left.contour(x0, x1, probs[..., 1], levels=[0.5], colors="black", linewidths=1.0)
+        tones: tuple[str, ...] = ("#2166AC", "#B2182B")
+    else:
+        tones = tuple(style.colour(k) for k in range(classes))
+        palette = np.array([to_rgb(tone) for tone in tones])
+        # Mixed colours where the classes are mixed, white towards total doubt.
+        left.imshow(1 - (1 - probs @ palette) * 0.55, extent=extent, origin="lower", aspect="auto")
+    shade, label = (
+        (entropy, "predictive entropy") if mutual_information is None else (mutual_information, "mutual information")
+    )
+    image = right.imshow(shade, extent=extent, origin="lower", aspect="auto", cmap="viridis", vmin=0)
+    figure.colorbar(image, ax=right, shrink=0.85).set_label(f"{label} [nats]", fontsize=9)
+    style.panel_title(left, "class probabilities")
+    style.panel_title(
+        right, "doubt about the function (epistemic)" if mutual_information is not None else "total doubt"
+    )
+    for ax in (left, right):
+        ax.grid(False)
+        for k in range(classes):
+            here = points[labels == k][:_MAX_POINTS]
+            ax.scatter(
+                here[:, 0], here[:, 1], s=14, color=tones[k % len(tones)], marker=style.marker(k), edgecolor="white",
+                lw=0.5, label=_class_name(class_names, k),
+            )  # fmt: skip
+        ax.set_xlim(extent[0], extent[1])
+        ax.set_ylim(extent[2], extent[3])
+        ax.set_xlabel("input 1")
+    left.set_ylabel("input 2")
+    style.title(figure, title)
+    style.legend_below(figure, *left.get_legend_handles_labels(), columns=8)
+    return figure
+
+
+def _class_name(names: tuple[str, ...], k: int) -> str:
+    return names[k] if k < len(names) else f"class {k}"
+
+
+def _thinned(x: Array, y: Array) -> tuple[Array, Array]:
+    step = max(1, len(x) // _MAX_POINTS)
+    return x[::step], y[::step]

@@ -1,0 +1,79 @@
+"""How every figure looks: colours that colour-blind readers can tell apart, thin frames, legends beside the data.
+
+Only matplotlib's `Figure` is used, never pyplot: no global state, no display, nothing to close.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette without its yellow, which is too pale on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5A5A5A", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK = COLOURS
+DOTS_PER_INCH = 150
+
+
+def colour(index: int) -> str:
+    """The colour of the index-th method or split; they begin again after eight."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def marker(index: int) -> str:
+    """The marker of the index-th method, so that colour is never the only sign."""
+    return MARKERS[index % len(MARKERS)]
+
+
+def new_figure(rows: int = 1, columns: int = 1, width: float = 4.6, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """A figure of rows × columns panels, each `width` × `height` inches, and its axes row by row."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    axes = [ax for line in grid for ax in line]
+    for ax in axes:
+        tidy(ax)
+    return figure, axes
+
+
+def tidy(ax: Axes) -> None:
+    """Two spines, a pale grid under the data, small ticks."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color("#808080")
+    ax.tick_params(labelsize=8, color="#808080")
+    ax.grid(True, color="#E6E6E6", linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.xaxis.label.set_fontsize(9)
+    ax.yaxis.label.set_fontsize(9)
+
+
+def panel_title(ax: Axes, text: str) -> None:
+    """What one panel shows, smaller than the figure's title."""
+    ax.set_title(text, fontsize=9.5)
+
+
+def title(figure: Figure, text: str) -> None:
+    """The figure's own title: which data, model and method."""
+    figure.suptitle(text, fontsize=10, fontweight="bold")
+
+
+def legend_below(figure: Figure, handles: list[Any], labels: list[str], columns: int = 4) -> None:
+    """One legend under all panels, so that it covers no data."""
+    if handles:
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), fontsize=8, frameon=False
+        )
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a PNG, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.tmp")
+    figure.savefig(unfinished, format="png", dpi=DOTS_PER_INCH, facecolor="white")
+    unfinished.replace(path)
+    return path

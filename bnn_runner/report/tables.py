@@ -1,0 +1,258 @@
+"""Cells to one table: mean ± standard error over seeds, with everything that is missing left in sight.
+
+Nothing is averaged away: a seed that is not a number makes its entry say so, a seed that failed is
+counted in its row, and a row whose survivors look best is not the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bnn_runner.report.cells import Cell, ScoreRow
+from bnn_runner.report.columns import AT_DRAWS, Column, choose
+from bnn_runner.report.grouping import Group, group_cells, telling_fields
+
+NOT_CONVERGED = "†"
+SHORTENED = "‡"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One metric of one row over its finished seeds.
+
+    `mean` and `standard_error` (s/√n with n − 1 in s; NaN at n = 1) are over the n seeds that have a
+    number or should have: one seed that is NaN makes the mean NaN. `nonfinite` counts NaN and ±inf,
+    `not_applicable` the seeds that say n/a, `absent` the finished seeds that lack the score.
+    """
+
+    mean: float
+    standard_error: float
+    n: int
+    nonfinite: int = 0
+    not_applicable: int = 0
+    absent: int = 0
+    marked: bool = False
+    better: str = ""
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `missing` maps each seed that others of the comparison have to why it is not here."""
+
+    group: Group
+    extra: dict[str, str]
+    entries: dict[Column, Entry]
+    missing: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        """Finished seeds."""
+        return len(self.group.done)
+
+    def count(self, status: str) -> int:
+        """How many cells of this row are `status` (failed, cut, unfinished, damaged)."""
+        return sum(c.status == status for c in self.group.others)
+
+    @property
+    def kind(self) -> str:
+        kinds = [c.kind for c in (*self.group.done.values(), *self.group.others) if c.kind]
+        return kinds[0] if kinds else ""
+
+    @property
+    def name(self) -> str:
+        """Data / model / method and what else tells it apart."""
+        key = self.group.key
+        more = [f"{k}={v}" for k, v in self.extra.items()]
+        return " ".join([f"{key.data}/{key.model}/{key.method}", *more])
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, the columns shown, names of the extra columns, and the lines that belong under the table."""
+
+    rows: list[Row]
+    columns: list[Column]
+    extra: list[str]
+    notes: list[str]
+    provenance: str
+
+    def best(self, column: Column) -> set[int]:
+        """Rows (by place) whose entry is the best of its data set and separated from every rival.
+
+        Separated: |difference| > 2 √(se₁² + se₂²) to the best rival. Never at n = 1 (either side),
+        never with failed seeds (the survivors are a selection), never where an entry of the same
+        comparison is marked not converged (its value is biased).
+        """
+        places: dict[tuple[object, ...], list[int]] = {}
+        for i, row in enumerate(self.rows):
+            if column in row.entries:
+                places.setdefault(row.group.key.data_key, []).append(i)
+        winners = set()
+        for group in places.values():
+            entries = [(i, self.rows[i].entries[column]) for i in group]
+            winner = _separated_best(entries)
+            if winner is not None and not self.rows[winner].count("failed"):
+                winners.add(winner)
+        return winners
+
+
+def build(cells: Sequence[Cell], metrics: str | None = None) -> Table:
+    """The table of these cells.
+
+    `metrics` as in `columns.choose`. Raises `UserError` for duplicated cells and unknown metrics.
+    """
+    groups, loose = group_cells(cells)
+    extra = telling_fields(groups)
+    seeds_of: dict[str, set[int]] = {}
+    for group in groups:
+        seen = seeds_of.setdefault(group.key.data, set())
+        seen.update(group.done, (c.seed for c in group.others))
+    for cell in loose:
+        if cell.data in seeds_of and cell.seed >= 0:
+            seeds_of[cell.data].add(cell.seed)
+    finished = [cell for group in groups for cell in group.done.values()]
+    columns = choose(list({s.column for c in finished for s in c.scores if not _same_at_fewer_draws(s)}), metrics)
+    rows = [
+        Row(
+            group,
+            {name: texts[i] for name, texts in extra.items()},
+            _entries(group, columns),
+            _missing(group, seeds_of[group.key.data]),
+        )
+        for i, group in enumerate(groups)
+    ]
+    columns = [c for c in columns if any(c in row.entries for row in rows)]
+    return Table(rows, columns, list(extra), _notes(rows, columns, loose), _provenance(cells))
+
+
+def _same_at_fewer_draws(score: ScoreRow) -> bool:
+    # One column could not hold S/4, S/2 and S; metrics.csv and the run's joint figure do.
+    return score.metric.endswith(AT_DRAWS)
+
+
+def aggregate(scores: Sequence[ScoreRow], absent: int = 0) -> Entry:
+    """One entry from the same score of several seeds."""
+    counted = [s for s in scores if s.status != "n/a"]
+    values = [s.value for s in counted]
+    nonfinite = sum(not math.isfinite(v) for v in values)
+    n = len(values)
+    mean = math.fsum(values) / n if n and not nonfinite else _nonfinite_mean(values)
+    error = math.nan
+    if n > 1 and not nonfinite:
+        error = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    return Entry(
+        mean,
+        error,
+        n,
+        nonfinite,
+        not_applicable=len(scores) - n,
+        absent=absent,
+        marked=any(s.status not in ("ok", "n/a") for s in scores),
+        better=next((s.better for s in scores if s.better), ""),
+        unit=next((s.unit for s in scores if s.unit), ""),
+    )
+
+
+def main_score(cell: Cell, column: Column) -> ScoreRow | None:
+    """The score of that column that used the most draws (the others show how it converges)."""
+    found = [s for s in cell.scores if s.column == column]
+    return max(found, key=lambda s: s.draws or 0) if found else None
+
+
+def _nonfinite_mean(values: Sequence[float]) -> float:
+    infinite = {v for v in values if math.isinf(v)}
+    if any(math.isnan(v) for v in values) or len(infinite) != 1:
+        return math.nan
+    return infinite.pop()
+
+
+def _entries(group: Group, columns: Sequence[Column]) -> dict[Column, Entry]:
+    entries = {}
+    for column in columns:
+        found = [s for s in (main_score(cell, column) for cell in group.done.values()) if s is not None]
+        if found:
+            entries[column] = aggregate(found, absent=len(group.done) - len(found))
+    return entries
+
+
+def _missing(group: Group, seeds: Iterable[int]) -> dict[int, str]:
+    why: dict[int, str] = {}
+    for cell in group.others:
+        why[cell.seed] = cell.status
+    return {seed: why.get(seed, "not run") for seed in sorted(seeds) if seed not in group.done}
+
+
+def _separated_best(entries: Sequence[tuple[int, Entry]]) -> int | None:
+    finite = [(i, e) for i, e in entries if e.n and math.isfinite(e.mean) and not e.not_applicable]
+    sign = {"higher": 1.0, "lower": -1.0}.get(finite[0][1].better if finite else "", 0.0)
+    if not sign or len(finite) < 2 or any(e.marked for _, e in finite):
+        return None
+    (winner, best), (_, rival), *_ = sorted(finite, key=lambda pair: -sign * pair[1].mean)
+    if best.n < 2 or rival.n < 2:
+        return None
+    separated = abs(best.mean - rival.mean) > 2 * math.hypot(best.standard_error, rival.standard_error)
+    return winner if separated else None
+
+
+def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[Cell]) -> list[str]:
+    notes = []
+    if any(e.marked for row in rows for e in row.entries.values()):
+        notes.append(f"{NOT_CONVERGED} not converged in the number of draws: the value is biased, more draws move it.")
+    for row in rows:
+        if row.group.key.shortened:
+            notes.append(f"{SHORTENED} {row.name}: training was shortened by the time limit ({_shortening(row)}).")
+    for row in rows:
+        if row.missing:
+            by_reason: dict[str, list[str]] = {}
+            for seed, why in row.missing.items():
+                by_reason.setdefault(why, []).append(str(seed))
+            told = "; ".join(f"{', '.join(seeds)} ({why})" for why, seeds in by_reason.items())
+            notes.append(f"{row.name}: missing seeds {told}.")
+    for row in rows:
+        notes += [_told(c) for c in row.group.others if c.status in ("failed", "cut")]
+    everything = [c for row in rows for c in row.group.others] + list(loose)
+    notes += [_told(c) for c in loose if c.status in ("failed", "cut")]
+    notes += [f"damaged, left out: {c.name}: {c.reason}." for c in everything if c.status == "damaged"]
+    unfinished = [c.name for c in everything if c.status == "unfinished"]
+    if unfinished:
+        notes.append(f"not finished (running, or killed): {', '.join(unfinished)}.")
+    for column in columns:
+        reasons = {
+            s.note
+            for row in rows
+            for cell in row.group.done.values()
+            for s in cell.scores
+            if s.column == column and s.status == "n/a" and s.note
+        }
+        notes += [f"n/a: {column.label}: {reason.rstrip('.')}." for reason in sorted(reasons)]
+    recipes = sorted({row.group.key.recipe for row in rows if row.group.key.recipe is not None})
+    if len(recipes) > 1:
+        old = ", ".join(str(r) for r in recipes[:-1])
+        notes.append(f"Rows of code recipe {old} are stale (the newest is {recipes[-1]}): do not compare them.")
+    return notes
+
+
+def _told(cell: Cell) -> str:
+    return f"{cell.status.upper()} {cell.name}: {cell.reason}"
+
+
+def _shortening(row: Row) -> str:
+    seen: dict[str, set[str]] = {}
+    for cell in row.group.done.values():
+        for what, value in (cell.shortened or {}).items():
+            if isinstance(value, list | tuple) and len(value) == 2:
+                seen.setdefault(what, set()).add(f"{value[1]} of {value[0]}")
+    told = "; ".join(f"{what}: {', '.join(sorted(values))}" for what, values in seen.items())
+    return told or "see its cell.json"
+
+
+def _provenance(cells: Sequence[Cell]) -> str:
+    count = {s: sum(c.status == s for c in cells) for s in ("done", "failed", "cut", "unfinished", "damaged")}
+    told = ", ".join(f"{n} {status}" for status, n in count.items() if n)
+    versions = ", ".join(sorted({c.version for c in cells if c.version})) or "unknown"
+    recipes = ", ".join(sorted({str(c.recipe) for c in cells if c.recipe is not None})) or "unknown"
+    cells_word = "cell" if len(cells) == 1 else "cells"
+    return f"{len(cells)} {cells_word} ({told}); bnn_runner {versions}; code recipe {recipes}."

@@ -1,0 +1,63 @@
+"""Training schedules: whatever is indexed by the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from bnn_runner.errors import raise_all
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Optimiser, length and learning rate of a training.
+
+    The rate is lr × factor(step): a linear warm-up over `warmup_epochs`, then cosine (to
+    `final_fraction` of lr), step (times `decay` at each of `milestones`, fractions of the epochs) or constant.
+    The rate is a function of the step alone, so a resumed training needs no scheduler state.
+    """
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    epochs: int = 100
+    batch_size: int = 128
+    lr: float = 0.001
+    shape: Literal["cosine", "step", "constant"] = "cosine"
+    warmup_epochs: float = 0.0
+    final_fraction: float = 0.0
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    decay: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+        problems = []
+        if self.epochs < 1:
+            problems.append(f"schedule.epochs={self.epochs} trains nothing. It must be 1 or more.")
+        if self.batch_size < 1:
+            problems.append(f"schedule.batch_size={self.batch_size} holds no point. It must be 1 or more.")
+        if not 0 < self.lr < math.inf:
+            problems.append(f"schedule.lr={self.lr} is not a learning rate. It must be above 0 and finite.")
+        if not 0 <= self.warmup_epochs <= self.epochs:
+            problems.append(f"schedule.warmup_epochs={self.warmup_epochs} must lie between 0 and schedule.epochs={self.epochs}.")
+        if not 0 <= self.final_fraction <= 1:
+            problems.append(f"schedule.final_fraction={self.final_fraction} must lie between 0 and 1.")
+        if not 0 <= self.momentum < 1:
+            problems.append(f"schedule.momentum={self.momentum} must lie in [0, 1).")
+        if any(not 0 < m < 1 for m in self.milestones):
+            problems.append(f"schedule.milestones={list(self.milestones)} must be fractions of the epochs, between 0 and 1.")
+        raise_all(problems)
+
+    def lr_at(self, step: int, steps_per_epoch: int) -> float:
+        """The learning rate of update number `step` (from 0)."""
+        total, warmup = self.epochs * steps_per_epoch, self.warmup_epochs * steps_per_epoch
+        if step < warmup:
+            return self.lr * (step + 1) / max(warmup, 1)
+        done = (step - warmup) / max(total - warmup, 1)
+        if self.shape == "cosine":
+            low = self.final_fraction
+            return self.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+        if self.shape == "step":
+            return self.lr * self.decay ** sum(step >= m * total for m in self.milestones)
+        return self.lr

@@ -1,0 +1,369 @@
+"""The training engine: L networks at once, one optimiser step for all of them.
+
+Every lane minimises  mean over its batch of −log p  +  (1/2N) wᵀΛw  (DESIGN §7); the penalty's
+gradient Λw/N is added to the gradient of the first term. Adam and SGD act on each number alone,
+so a lane among others follows the path it would follow by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnn_runner.base import Model, Network, Task
+from bnn_runner.errors import Interrupted, UserError
+from bnn_runner.lanes import Forward, Strategy, Tensors, choose_strategy, concatenate, lane_forward, seconds_of
+from bnn_runner.likelihoods import Categorical, Gaussian, NoiseRule
+from bnn_runner.modes import evaluation_mode
+from bnn_runner.priors import Prior
+from bnn_runner.schedules import Schedule
+from bnn_runner.storage import write_atomically
+from bnn_runner.streams import generator, global_stream
+
+Progress = Callable[[str, int, int], None]
+CHECKPOINT_SECONDS = 10.0
+SMALL_STEP = 4_000_000
+"""Multiplications of a forward pass below which one thread is faster than several."""
+
+
+class Diverged(Exception):
+    """Some lanes reached a non-finite loss; the message names the step, `lanes` which of them."""
+
+    def __init__(self, message: str, lanes: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.lanes = lanes
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One network to train: its data, its seed (init and order derive from it) and its cache key."""
+
+    task: Task
+    seed: int
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is the same for all lanes of a group."""
+
+    model: Model
+    schedule: Schedule
+    prior: Prior
+    noise: NoiseRule
+    precision: str = "float32"
+    dtype: torch.dtype = torch.float32
+    stack: str = "auto"
+
+
+@dataclass
+class State:
+    """All that changes in training; what is saved here is all that a resumed training needs."""
+
+    parameters: Tensors
+    buffers: Tensors
+    log_noise: Tensor | None
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    nll_sum: Tensor = field(default_factory=lambda: torch.zeros(0))
+    seconds: float = 0.0
+    history: list[list[dict[str, float]]] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        payload = {
+            "parameters": {k: v.detach() for k, v in self.parameters.items()},
+            "buffers": self.buffers,
+            "log_noise": None if self.log_noise is None else self.log_noise.detach(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "nll_sum": self.nll_sum,
+            "seconds": self.seconds,
+            "history": self.history,
+        }
+        write_atomically(path, lambda f: torch.save(payload, f))
+
+    def load(self, path: Path, device: torch.device) -> bool:
+        """Go on from a checkpoint; False where there is none or it is damaged (then nothing is changed)."""
+        try:
+            saved: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+            if {k: v.shape for k, v in saved["parameters"].items()} != {k: v.shape for k, v in self.parameters.items()}:
+                return False
+        except FileNotFoundError:
+            return False
+        except Exception:  # a checkpoint that cannot be read is worth nothing: train anew
+            return False
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                p.copy_(saved["parameters"][name])
+            for name, b in self.buffers.items():
+                b.copy_(saved["buffers"][name])
+            if self.log_noise is not None:
+                self.log_noise.copy_(saved["log_noise"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step, self.nll_sum, self.seconds = saved["step"], saved["nll_sum"], saved["seconds"]
+        self.history = saved["history"]
+        return True
+
+
+def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -> tuple[nn.Module, State]:
+    """Every lane's own initial weights, stacked; each drawn in float32 whatever the working dtype."""
+    modules = []
+    for lane in lanes:
+        with global_stream(lane.seed, "init"):
+            modules.append(recipe.model.build(lane.task.spec))
+    stacked = {n: torch.stack([dict(m.named_parameters())[n].detach() for m in modules]) for n, _ in modules[0].named_parameters()}
+    parameters = {n: t.to(device, recipe.dtype).requires_grad_() for n, t in stacked.items()}
+    buffers = {n: torch.stack([dict(m.named_buffers())[n] for m in modules]).to(device) for n, _ in modules[0].named_buffers()}
+    buffers = {n: b.to(recipe.dtype) if b.is_floating_point() else b for n, b in buffers.items()}
+    module = modules[0].to(device, recipe.dtype)
+    log_noise = _initial_noise(recipe, lanes, module, parameters, buffers)
+    trained = [*parameters.values()]
+    if log_noise is not None and log_noise.requires_grad:
+        trained.append(log_noise)
+    state = State(parameters, buffers, log_noise, _optimizer(recipe.schedule, trained, device))
+    state.nll_sum = torch.zeros(len(lanes), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32)
+    state.history = [[] for _ in lanes]
+    return module, state
+
+
+def _optimizer(schedule: Schedule, tensors: list[Tensor], device: torch.device) -> torch.optim.Optimizer:
+    fused = device.type in ("cpu", "cuda")
+    if schedule.optimizer == "adam":
+        return torch.optim.Adam(tensors, lr=schedule.lr, fused=fused)
+    nesterov = schedule.nesterov and schedule.momentum > 0
+    return torch.optim.SGD(tensors, lr=schedule.lr, momentum=schedule.momentum, nesterov=nesterov, fused=fused)
+
+
+@torch.no_grad()
+def _initial_noise(recipe: Recipe, lanes: Sequence[Lane], module: nn.Module, parameters: Tensors, buffers: Tensors) -> Tensor | None:
+    """log σ [L, K] in standardised units where training starts; it requires a gradient when it is learned."""
+    task = lanes[0].task
+    if task.spec.kind == "classification":
+        return None
+    device = next(iter(parameters.values())).device
+    if recipe.noise.noise == "fixed":
+        assert recipe.noise.sigma is not None
+        rows = [torch.log(recipe.noise.sigma / lane.task.target_scale) for lane in lanes]
+        return torch.stack(rows).to(device, recipe.dtype)
+    if recipe.noise.noise == "residual":
+        return torch.zeros(len(lanes), task.spec.num_outputs, device=device, dtype=recipe.dtype)
+    rows = []
+    for i, lane in enumerate(lanes):
+        tensors = {n: t[i].detach() for n, t in (parameters | buffers).items()}
+        rows.append(residual_log_noise(module, tensors, lane.task))
+    return torch.stack(rows).requires_grad_()
+
+
+@torch.no_grad()
+def residual_log_noise(module: nn.Module, tensors: Tensors, task: Task) -> Tensor:
+    """½ log of the mean squared training residual, [K], standardised units; at least log 1e-6."""
+    total, count = torch.zeros(task.spec.num_outputs, dtype=torch.float64), 0
+    with evaluation_mode(module):
+        for x, y in task.train.batches(1024):
+            outputs = torch.func.functional_call(module, tensors, (x,))
+            assert y is not None
+            total += (y - outputs).square().sum(0).double().cpu()
+            count += len(x)
+    sample = next(iter(tensors.values()))
+    return (0.5 * torch.log((total / count).clamp_min(1e-12))).to(sample.device, sample.dtype)
+
+
+def _batch_bounds(num_points: int, batch_size: int) -> list[tuple[int, int]]:
+    """Batches whose sizes differ by at most one, so that none is a left-over of one point and none is dropped."""
+    count = math.ceil(num_points / batch_size)
+    edges = [round(i * num_points / count) for i in range(count + 1)]
+    return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+class Group:
+    """Lanes of equal shape that train together."""
+
+    def __init__(self, recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -> None:
+        sizes = {len(lane.task.train) for lane in lanes}
+        if len(sizes) != 1:
+            raise ValueError(f"lanes of one group need equally many points, not {sorted(sizes)}")
+        if sizes == {0}:
+            raise UserError("the training part has no points left. Lower data.val_fraction or raise data.train_size.")
+        self.recipe, self.lanes, self.device = recipe, lanes, device
+        self.num_points = sizes.pop()
+        self.bounds = _batch_bounds(self.num_points, recipe.schedule.batch_size)
+        self.module, self.state = initial_state(recipe, lanes, device)
+        self.prior = recipe.prior.precisions(self.module)
+        has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+        if has_batchnorm and min(b - a for a, b in self.bounds) < 2:
+            raise UserError(
+                f"a training batch of one point cannot be batch-normalised ({self.num_points} training points, "
+                f"schedule.batch_size={recipe.schedule.batch_size}). Raise schedule.batch_size, or use another norm."
+            )
+        self.data, self.offsets = concatenate([lane.task.train for lane in lanes])
+        self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, recipe.stack, self._probe)
+        self._orders: tuple[int, Tensor] | None = None
+
+    @property
+    def total_steps(self) -> int:
+        return self.recipe.schedule.epochs * len(self.bounds)
+
+    def threads(self) -> int | None:
+        """1 for a group so small that handing work to a second thread costs more than it saves; None: as set."""
+        multiplications = sum(p.numel() for p in self.state.parameters.values()) * min(self.recipe.schedule.batch_size, self.num_points)
+        return 1 if self.device.type == "cpu" and multiplications < SMALL_STEP else None
+
+    def step_seconds(self) -> float:
+        """Seconds of one training step of all lanes, measured on three."""
+        return self._probe(self.strategy) / 3
+
+    def _order(self, epoch: int) -> Tensor:
+        """Every lane's own order of its points in an epoch, [L, N], on the device."""
+        if self._orders is None or self._orders[0] != epoch:
+            rows = [torch.randperm(self.num_points, generator=generator(lane.seed, "order", epoch)) for lane in self.lanes]
+            self._orders = epoch, (torch.stack(rows) + self.offsets).to(self.device)
+        return self._orders[1]
+
+    def _probe(self, strategy: Strategy) -> float:
+        """Seconds of three forward and backward passes of the first batch, with throw-away buffers."""
+        few = 1 if strategy == "single" else len(self.lanes)
+        parameters = {n: p.detach()[:few].clone().requires_grad_() for n, p in self.state.parameters.items()}
+        buffers = {n: b[:few].clone() for n, b in self.state.buffers.items()}
+        forward, start_stop = lane_forward(self.module, strategy), self.bounds[0]
+        x, y = self.data.gather(self._order(0)[:few, slice(*start_stop)])
+
+        def work() -> None:
+            loss = -self._log_prob(forward, parameters, buffers, None, x, y).mean(-1).sum()
+            torch.autograd.grad(loss, list(parameters.values()))
+
+        return seconds_of(work, self.device)
+
+    def _log_prob(
+        self, forward: Forward, parameters: Tensors, buffers: Tensors, log_noise: Tensor | None, x: Tensor, y: Tensor | None
+    ) -> Tensor:
+        """log p of every point of a batch, [L, B]."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
+            outputs = forward(parameters, buffers, x)
+        outputs = outputs.to(self.recipe.dtype)
+        assert y is not None
+        if self.lanes[0].task.spec.kind == "classification":
+            return Categorical().log_prob(outputs, y)
+        noise = torch.zeros(1, device=outputs.device) if log_noise is None else log_noise.unsqueeze(-2)
+        return Gaussian(noise).log_prob(outputs, y)
+
+    def train(self, checkpoint: Path | None, progress: Progress, stop: Callable[[], bool] = lambda: False) -> list[Network]:
+        """Train to the end of the schedule and give one network a lane.
+
+        Raises `Diverged` at the first non-finite loss, and `Interrupted` after writing the
+        checkpoint once `stop()` is true. A checkpoint found at `checkpoint` is gone on from, and a
+        resumed training ends bit for bit where an uninterrupted one does at equal threads. Under the
+        strategy "loop" the caller makes one group of each lane.
+        """
+        if self.strategy == "loop":
+            raise ValueError("these lanes are to be trained one after the other, each in a group of its own")
+        state, schedule = self.state, self.recipe.schedule
+        if checkpoint is not None:
+            state.load(checkpoint, self.device)
+        forward = lane_forward(self.module, self.strategy)
+        trained = [p for group in state.optimizer.param_groups for p in group["params"]]
+        weights, shrink = [], []
+        for name, p in state.parameters.items():
+            if self.prior[name] > 0:
+                weights.append(p)
+                shrink.append(self.prior[name] / self.num_points)
+        was_training = self.module.training
+        self.module.train()
+        threads_found, threads = torch.get_num_threads(), self.threads()
+        clock, last_saved = time.perf_counter(), time.perf_counter()
+        per_epoch = len(self.bounds)
+        try:
+            torch.set_num_threads(threads or threads_found)
+            while state.step < self.total_steps:
+                epoch, position = divmod(state.step, per_epoch)
+                begin, end = self.bounds[position]
+                x, y = self.data.gather(self._order(epoch)[:, begin:end])
+                lr = schedule.lr_at(state.step, per_epoch)
+                for group in state.optimizer.param_groups:
+                    group["lr"] = lr
+                nll = -self._log_prob(forward, state.parameters, state.buffers, state.log_noise, x, y).mean(-1)
+                grads = torch.autograd.grad(nll.sum(), trained)
+                for p, grad in zip(trained, grads, strict=True):
+                    p.grad = grad
+                with torch.no_grad():
+                    for p, factor in zip(weights, shrink, strict=True):
+                        assert p.grad is not None
+                        p.grad.add_(p, alpha=factor)
+                state.optimizer.step()
+                state.nll_sum += nll.detach() * (end - begin)
+                state.step += 1
+                ends_epoch = position == per_epoch - 1
+                if ends_epoch or self.device.type == "cpu" or state.step % 50 == 0:
+                    self._check_finite(nll.detach(), state.step)
+                if ends_epoch:
+                    state.seconds += time.perf_counter() - clock
+                    clock = time.perf_counter()
+                    self._record_epoch(epoch, lr)
+                progress("training", state.step, self.total_steps)
+                if checkpoint is not None and (
+                    stop() or (ends_epoch and time.perf_counter() - last_saved > CHECKPOINT_SECONDS)
+                ):
+                    state.save(checkpoint)
+                    last_saved = time.perf_counter()
+                if stop():
+                    done = f"{state.step / per_epoch:.1f} of {schedule.epochs} epochs"
+                    raise Interrupted(f"training stopped after {done}")
+        finally:
+            torch.set_num_threads(threads_found)
+            self.module.train(was_training)
+        return [self.network(i) for i in range(len(self.lanes))]
+
+    def _check_finite(self, nll: Tensor, step: int) -> None:
+        finite = torch.isfinite(nll)
+        if bool(finite.all()):
+            return
+        bad = tuple(int(i) for i in (~finite).nonzero().flatten())
+        epoch = (step - 1) // len(self.bounds) + 1
+        raise Diverged(
+            f"the training loss became {float(nll[bad[0]])} at step {step} (epoch {epoch}). The weights have diverged. "
+            f"Lower schedule.lr (it is {self.recipe.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
+            bad,
+        )
+
+    @torch.no_grad()
+    def _record_epoch(self, epoch: int, lr: float) -> None:
+        state, lanes = self.state, len(self.lanes)
+        nll = (state.nll_sum / self.num_points).tolist()
+        penalty = torch.zeros(lanes, device=self.device)
+        for name, p in state.parameters.items():
+            penalty += self.prior[name] / (2 * self.num_points) * p.square().reshape(lanes, -1).sum(-1)
+        noise = None if state.log_noise is None else state.log_noise.exp().mean(-1).tolist()
+        for i, value in enumerate(penalty.tolist()):
+            row = {"epoch": epoch + 1, "seconds": state.seconds, "loss": nll[i] + value, "nll": nll[i], "lr": lr}
+            if noise is not None:
+                row["noise"] = noise[i]
+            state.history[i].append(row)
+        state.nll_sum.zero_()
+
+    def network(self, i: int) -> Network:
+        """Lane i as it stands, as a network of its own."""
+        state, lane = self.state, self.lanes[i]
+        parameters = {n: p[i].detach().clone() for n, p in state.parameters.items()}
+        buffers = {n: b[i].clone() for n, b in state.buffers.items()}
+        likelihood: Categorical | Gaussian = Categorical()
+        if state.log_noise is not None:
+            log_noise = state.log_noise[i].detach().clone()
+            if self.recipe.noise.noise == "residual":
+                log_noise = residual_log_noise(self.module, parameters | buffers, lane.task)
+            likelihood = Gaussian(log_noise)
+        return Network(
+            module=self.module,
+            parameters=parameters,
+            buffers=buffers,
+            likelihood=likelihood,
+            prior_precision=dict(self.prior),
+            key=lane.key,
+            history=tuple(state.history[i]),
+            seconds=state.seconds / len(self.lanes),
+        )

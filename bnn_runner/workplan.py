@@ -1,0 +1,112 @@
+"""Get the trained networks a run needs: from the cache, or trained in lanes, each training once.
+
+Trainings of one run that are not cached yet are grouped by their number of points (those of one
+task, or of several seeds' tasks) and trained as lanes, if the rule of `lanes` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from bnn_runner.base import Network, Task
+from bnn_runner.cache import NetworkCache
+from bnn_runner.keys import digest
+from bnn_runner.lease import Lease
+from bnn_runner.streams import global_stream
+from bnn_runner.training import Diverged, Group, Lane, Progress, Recipe
+
+
+@dataclass(frozen=True)
+class Training:
+    """One network that a run needs."""
+
+    task: Task
+    lane_seed: int
+    key: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Workplan:
+    """How trainings are got: recipe, cache, device, and ways to tell and to be stopped."""
+
+    recipe: Recipe
+    cache: NetworkCache
+    device: torch.device
+    say: Callable[[str], None]
+    progress: Progress
+    stop: Callable[[], bool]
+
+    def train_missing(self, trainings: Sequence[Training]) -> dict[str, str]:
+        """Train what the cache lacks. Returns {key: reason} of those that diverged; the others are in the cache."""
+        failed: dict[str, str] = {}
+        missing = self._missing(trainings)
+        have = len({t.key for t in trainings}) - len(missing)
+        if have:
+            say = "nothing to train" if not missing else f"{len(missing)} to train"
+            self.say(f"trained networks: {have} from the cache, {say}")
+        by_size: dict[int, list[Training]] = {}
+        for training in missing:
+            by_size.setdefault(len(training.task.train), []).append(training)
+        for members in by_size.values():
+            failed |= self._train(members)
+        return failed
+
+    def load(self, training: Training) -> Network | None:
+        """A trained network out of the cache."""
+        with global_stream(0, "skeleton"):
+            module = self.recipe.model.build(training.task.spec).to(self.device, self.recipe.dtype)
+        return self.cache.load(training.key, module, self.device, self.recipe.dtype)
+
+    def _missing(self, trainings: Sequence[Training]) -> list[Training]:
+        """Each key once; an entry counts only if it can be read."""
+        unique = {t.key: t for t in trainings}
+        return [t for t in unique.values() if not self.cache.has(t.key) or self.load(t) is None]
+
+    def _train(self, members: Sequence[Training]) -> dict[str, str]:
+        """Train members of equal size: all at once where they stack, else one after the other."""
+        group = self._group(members)
+        if group.strategy == "loop":
+            self.say(f"training {len(members)} networks one after the other")
+            failed: dict[str, str] = {}
+            for i, member in enumerate(members, 1):
+                failed |= self._train_leased([member], f" {i} of {len(members)}")
+            return failed
+        if len(members) > 1:
+            self.say(f"training {len(members)} networks at once ({group.strategy} lanes)")
+        return self._train_leased(list(members), "")
+
+    def _group(self, members: Sequence[Training]) -> Group:
+        return Group(self.recipe, [Lane(t.task, t.lane_seed, t.key) for t in members], self.device)
+
+    def _train_leased(self, members: list[Training], suffix: str) -> dict[str, str]:
+        """Train under leases, so that no other process trains the same; what it finished meanwhile is taken from it."""
+        with ExitStack() as stack:
+            for member in sorted(members, key=lambda t: t.key):
+                lease = Lease(self.cache.path(member.key), lambda owner: self.say(f"waiting: {owner} trains the same network"), self.stop)
+                stack.enter_context(lease)
+            members = self._missing(members)
+            if not members:
+                return {}
+            failed: dict[str, str] = {}
+            while members:
+                group = self._group(members)
+                checkpoint = self.cache.partial(digest([t.key for t in members]))
+                try:
+                    networks = group.train(checkpoint, lambda s, done, total: self.progress(s + suffix, done, total), self.stop)
+                except Diverged as error:
+                    # The lanes are independent: those that did not diverge are trained again without the others.
+                    bad = {members[i].key for i in error.lanes}
+                    failed |= dict.fromkeys(bad, str(error))
+                    checkpoint.unlink(missing_ok=True)
+                    members = [t for t in members if t.key not in bad]
+                    continue
+                for network in networks:
+                    self.cache.store(network)
+                checkpoint.unlink(missing_ok=True)
+                break
+            return failed

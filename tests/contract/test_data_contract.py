@@ -1,0 +1,195 @@
+"""What must hold for every data set, found by globbing conf/data; each test names the bug it catches."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hydra.utils import get_class, instantiate
+
+from bnn_runner.base import DataSet, Task
+from bnn_runner.data import files
+from bnn_runner.errors import UserError
+
+CONF = Path(__file__).parents[2] / "conf"
+CHOICES = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
+NO_FILES_NEEDED = {"gap1d", "two_moons", "digits"}
+SMALL = {"train_size": 40, "test_size": 25}
+
+every_choice = pytest.mark.parametrize("choice", CHOICES)
+
+
+def read_yaml(choice: str) -> dict:
+    return yaml.safe_load((CONF / "data" / f"{choice}.yaml").read_text())
+
+
+def build(choice: str, **changes) -> DataSet:
+    config = read_yaml(choice)
+    config.pop("recommended")
+    return instantiate(config | changes)
+
+
+@cache
+def small_task(choice: str, seed: int = 0, again: bool = False) -> Task | str:
+    """A small part of the data set, or the reason why it is not here."""
+    data_dir = os.environ.get("BNN_DATA_DIR")
+    if data_dir is None and choice not in NO_FILES_NEEDED:
+        return "BNN_DATA_DIR is not set"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "run_download", lambda *_: "tests do not download")
+        try:
+            return build(choice, **SMALL).load(Path(data_dir or "/nonexistent"), seed)
+        except UserError as error:
+            if "missing" in str(error) and choice not in NO_FILES_NEEDED:
+                return str(error)
+            raise
+
+
+def task_or_skip(choice: str, *args) -> Task:
+    task = small_task(choice, *args)
+    if isinstance(task, str):
+        pytest.skip(task)
+    return task
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_tasks():
+    yield
+    small_task.cache_clear()
+
+
+def test_every_choice_is_tested_or_skipped_with_a_reason():
+    """Catches: a data set that no test looks at."""
+    found = {name.removesuffix(".yaml") for name in os.listdir(CONF / "data") if name.endswith(".yaml")}
+    tasks = {choice: small_task(choice) for choice in CHOICES}
+    tested = {choice for choice, task in tasks.items() if isinstance(task, Task)}
+    skipped = {choice for choice, task in tasks.items() if isinstance(task, str) and task}
+    assert len(found) > 0
+    assert tested | skipped == found and not tested & skipped
+    assert tested >= NO_FILES_NEEDED
+
+
+@every_choice
+def test_yaml_holds_the_fields_and_a_help_line(choice):
+    """Catches: a default written twice, a key that the class lacks, a choice that --help cannot explain."""
+    config = read_yaml(choice)
+    cls = get_class(config["_target_"])
+    assert set(config) - {"_target_", "recommended"} == {field.name for field in dataclasses.fields(cls)}
+    assert cls.__dataclass_params__.frozen
+    assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
+    first_line = (CONF / "data" / f"{choice}.yaml").read_text().splitlines()[0]
+    assert first_line.startswith("# ") and 10 < len(first_line) < 130
+    assert isinstance(build(choice), DataSet)
+
+
+@every_choice
+def test_recommendations_name_what_there_is(choice):
+    """Catches: a recommendation for a choice or key that does not exist."""
+    recommended = read_yaml(choice)["recommended"]
+    assert {"model", "schedule", "prior", "hyper", "values"} <= set(recommended)
+    blocks = [recommended]
+    for model, block in recommended.get("for_model", {}).items():
+        blocks.append(recommended | {"model": model} | block)
+    for block in blocks:
+        for dotted in block["values"]:
+            group, key = dotted.split(".", 1)
+            path = CONF / "config.yaml" if group == "eval" else CONF / group / f"{block[group]}.yaml"
+            known = yaml.safe_load(path.read_text())
+            assert key in (known["eval"] if group == "eval" else known), dotted
+
+
+@every_choice
+def test_spec_is_known_without_files_and_matches_what_is_loaded(choice):
+    """Catches: a wrong column count or class count, targets of the wrong kind, float copies of images."""
+    dataset = build(choice, **SMALL)
+    spec = dataset.spec()
+    task = task_or_skip(choice)
+    assert task.spec == spec
+    assert spec.val_fraction == dataset.val_fraction
+    for name, split in task.splits().items():
+        assert split.ids.dtype == torch.int64 and len(split) == len(split.inputs)
+        x, y = split.gather(torch.arange(len(split)))
+        assert x.shape == (len(split), *spec.input_shape) and x.dtype == torch.float32, name
+        assert torch.isfinite(x).all()
+        assert len(spec.input_shape) == 1 or split.inputs.dtype == torch.uint8
+        if name.startswith("ood/"):
+            assert y is None and len(split) > 0
+        elif spec.kind == "classification":
+            assert y.dtype == torch.int64 and y.shape == (len(split),)
+            assert len(y) == 0 or (y.min() >= 0 and y.max() < spec.num_outputs)
+        else:
+            assert y.dtype == torch.float32 and y.shape == (len(split), spec.num_outputs)
+            assert torch.isfinite(y).all()
+    assert task.target_mean.shape == task.target_scale.shape == (spec.num_outputs,)
+    assert (task.target_scale > 0).all()
+    if spec.kind == "classification":
+        assert (task.target_mean == 0).all() and (task.target_scale == 1).all()
+        assert len(task.class_names) in (0, spec.num_outputs)
+
+
+@every_choice
+def test_stated_sizes_are_exact_and_splits_are_disjoint(choice):
+    """Catches: a size that is only about right, a training point that is also a test or validation point."""
+    task = task_or_skip(choice)
+    assert len(task.train) == SMALL["train_size"] and len(task.test) == SMALL["test_size"]
+    fraction = task.spec.val_fraction
+    assert len(task.val) == round(SMALL["train_size"] * fraction / (1 - fraction))
+    ids = torch.cat([task.train.ids, task.val.ids, task.test.ids])
+    assert len(ids.unique()) == len(ids)
+    for split in task.ood.values():
+        assert len(split.ids.unique()) == len(split)
+
+
+@every_choice
+def test_gather_is_the_same_for_any_shape_of_indices(choice):
+    """Catches: a `prepare` that mixes points, and lanes [L, B] that are laid out wrongly."""
+    for split in task_or_skip(choice).splits().values():
+        count = min(len(split), 6)
+        if count < 4:
+            continue
+        lanes = torch.stack([torch.arange(count), torch.arange(count).flip(0)])
+        x, y = split.gather(lanes)
+        for lane in range(2):
+            alone_x, alone_y = split.gather(lanes[lane])
+            assert torch.equal(x[lane], alone_x)
+            assert (y is None) == (alone_y is None) and (y is None or torch.equal(y[lane], alone_y))
+        one, _ = split.gather(lanes[1, :1])
+        assert torch.equal(one, x[1, :1])
+
+
+@every_choice
+def test_the_seed_alone_decides(choice):
+    """Catches: global random state in a split, and a seed that changes nothing."""
+    task = task_or_skip(choice)
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    same, other = task_or_skip(choice, 0, True), task_or_skip(choice, 1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same.fingerprint == task.fingerprint != other.fingerprint
+    for name, split in task.splits().items():
+        again = same.splits()[name]
+        assert torch.equal(again.ids, split.ids) and torch.equal(again.inputs, split.inputs)
+        assert split.targets is None or torch.equal(again.targets, split.targets)
+    assert not torch.equal(other.train.inputs, task.train.inputs)
+
+
+@every_choice
+def test_all_mistakes_are_told_at_once(choice):
+    """Catches: a check that stops at the first problem, and a message that does not name the key."""
+    wrong = {"val_fraction": 1.5, "train_size": 0, "test_size": -3}
+    with pytest.raises(UserError) as caught:
+        build(choice, **wrong).spec()
+    assert len(caught.value.problems) == 3
+    assert all(
+        any(f"data.{key}={value}" in problem for problem in caught.value.problems) for key, value in wrong.items()
+    )
+    too_many = {"train_size": 10**9, "test_size": 10**9}
+    with pytest.raises(UserError) as caught:
+        build(choice, **too_many).spec()
+    assert len(caught.value.problems) == 2
+    assert all("more than there is" in problem for problem in caught.value.problems)

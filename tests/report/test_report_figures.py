@@ -1,0 +1,143 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from bnn_runner.base import Evaluation, Score, Split, SplitEvaluation, Task, TaskSpec
+from bnn_runner.report.figures import mixture_moments, probability_integral_transform, run_figures
+
+DRAWS = 8
+HISTORY = [{"epoch": e + 1, "loss": 2.0 / (e + 1), "nll": 1.0 / (e + 1), "lr": 0.1} for e in range(5)]
+
+
+def _split(x, y):
+    return Split(x, y, torch.arange(len(x)))
+
+
+def _task(kind, inputs, truth=None):
+    x = torch.linspace(-1, 1, 40).reshape(-1, 1).expand(-1, inputs) * torch.linspace(1.0, -1.5, inputs)
+    y = torch.sin(3 * x[:, :1]) if kind == "regression" else (x[:, 0] > 0).long()
+    split = _split(x, y)
+    far = _split(x * 2, None)
+    spec = TaskSpec("made", kind, (inputs,), 1 if kind == "regression" else 2, 0.1)
+    one = torch.ones(1)
+    scale = {"input_mean": torch.full((inputs,), 3.0), "input_scale": torch.full((inputs,), 2.0)}
+    return Task(spec, split, split, split, {"far": far}, "", 5 * one, 10 * one, truth=truth, **scale)
+
+
+def _predict(task):
+    slopes = torch.linspace(0.5, 1.5, DRAWS)
+
+    def regression(x):
+        means = 5 + 10 * torch.sin(3 * slopes[:, None] * x[:, 0])[..., None]
+        return SplitEvaluation(torch.arange(len(x)), means=means, variances=torch.ones(1, 1, 1))
+
+    def classes(x):
+        logits = torch.stack([0 * x[:, 0], x[:, 0]], -1) * slopes[:, None, None] * 4
+        p = torch.softmax(logits, -1)
+        entropy = -(p * p.log()).sum(-1).mean(0)
+        return SplitEvaluation(torch.arange(len(x)), mean_probs=p.mean(0), mean_entropy=entropy)
+
+    return regression if task.spec.kind == "regression" else classes
+
+
+def _evaluation(task):
+    predict = _predict(task)
+    splits = {}
+    for name, split in task.splits().items():
+        found = predict(split.inputs)
+        targets = split.targets
+        if targets is not None and task.spec.kind == "regression":
+            targets = 5 + 10 * targets
+        fields = {k: v for k, v in vars(found).items() if k not in ("ids", "targets")}
+        splits[name] = SplitEvaluation(split.ids, targets=targets, **fields)
+    return Evaluation(task.spec.kind, "draws", False, True, torch.zeros(DRAWS), splits)
+
+
+def _scores():
+    fields = {"better": "higher", "unit": "nats per block", "n": 10}
+    scores = []
+    for tau in (1, 5, 10):
+        status = "ok" if tau < 10 else "not converged"
+        scores.append(Score("joint_loglik", -1.0 * tau, 0.1 * tau, tau=tau, draws=DRAWS, status=status, **fields))
+        for s in (2, 4, 8):
+            scores.append(Score("joint_loglik_at_draws", -1.5 * tau, 0.1, tau=tau, draws=s, **fields))
+        scores.append(Score("joint_loglik_effective_draws", 4.0, 0.1, tau=tau, draws=DRAWS, **fields))
+    return scores
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "names"),
+    [
+        ("regression", 1, ["bands", "joint", "training"]),
+        ("regression", 6, ["predictions", "joint", "training"]),
+        ("classification", 2, ["decision", "reliability", "joint", "training"]),
+        ("classification", 5, ["reliability", "joint", "training"]),
+    ],
+)
+def test_every_kind_gets_its_figures(tmp_path, is_picture, kind, inputs, names):
+    task = _task(kind, inputs, truth=lambda x: 5 + 10 * torch.sin(3 * (x - 3) / 2) if inputs == 1 else None)
+    cell = tmp_path / "runs/made/mlp/laplace/0-abcdef12"
+    files = run_figures(cell, task, _evaluation(task), _scores(), [HISTORY, HISTORY], _predict(task))
+    assert [f.stem for f in files] == names
+    assert all(f.parent == cell / "figures" and is_picture(f) for f in files)
+    assert {p.name for p in (cell / "figures").iterdir()} == {f"{n}.png" for n in names}
+
+
+def test_grid_reaches_the_network_in_its_own_units(tmp_path):
+    """Plant: hand original units to the network; with mean 3 and scale 2 the grid would be elsewhere."""
+    task = _task("regression", 1)
+    seen = []
+
+    def predict(x):
+        seen.append(x)
+        return _predict(task)(x)
+
+    run_figures(tmp_path / "made/mlp/map/0-ab", task, _evaluation(task), [], [], predict)
+    (x,) = seen
+    assert x.dtype == task.train.inputs.dtype
+    assert float(x.min()) == pytest.approx(-2 - 0.12 * 4, abs=1e-5)  # the far set is twice as wide as the data
+    assert float(x.max()) == pytest.approx(2 + 0.12 * 4, abs=1e-5)
+
+
+def test_nothing_to_draw_is_no_crash(tmp_path):
+    task = _task("regression", 1)
+    broken = _evaluation(task)
+    nan = torch.full((DRAWS, 300, 1), math.nan)
+
+    def predict(x):
+        return SplitEvaluation(torch.arange(len(x)), means=nan, variances=torch.ones(1, 1, 1))
+
+    assert run_figures(tmp_path / "made/mlp/map/0-ab", task, broken, [], [[]], predict) == []
+
+
+def test_mixture_moments_split_the_variance():
+    means = torch.tensor([[[0.0]], [[4.0]]])
+    split = SplitEvaluation(torch.arange(1), means=means, variances=torch.tensor([[[1.0]], [[3.0]]]))
+    mean, epistemic, total = mixture_moments(split, np.array([0.25, 0.75]))
+    assert mean.item() == pytest.approx(3.0)
+    assert epistemic.item() == pytest.approx(0.25 * 9 + 0.75 * 1)
+    assert total.item() == pytest.approx(0.25 * 1 + 0.75 * 3 + 3.0)
+    closed = SplitEvaluation(
+        torch.arange(1), means=means[:1], variances=torch.tensor([[[5.0]]]), epistemic=torch.tensor([[2.0]])
+    )
+    mean, epistemic, total = mixture_moments(closed, np.array([0.25, 0.75]))
+    assert (mean.item(), epistemic.item(), total.item()) == (0.0, 2.0, 5.0)
+
+
+def test_pit_of_calibrated_numbers_is_uniform():
+    """10,000 draws from the mixture itself: mean 1/2 and variance 1/12 within 5 standard errors."""
+    generator = torch.Generator().manual_seed(0)
+    n, means, sds, weights = 10_000, torch.tensor([-1.0, 2.0]), torch.tensor([0.5, 2.0]), torch.tensor([0.3, 0.7])
+    which = torch.multinomial(weights, n, replacement=True, generator=generator)
+    y = means[which] + sds[which] * torch.randn(n, generator=generator)
+    split = SplitEvaluation(
+        torch.arange(n),
+        targets=y[:, None],
+        means=means[:, None, None].expand(2, n, 1),
+        variances=sds.square()[:, None, None],
+    )
+    pit = probability_integral_transform(split, weights.double().numpy())
+    assert abs(pit.mean() - 0.5) < 5 * math.sqrt(1 / 12 / n)
+    assert abs(pit.var() - 1 / 12) < 5 * math.sqrt(1 / 180 / n)
