@@ -39,3 +39,8 @@ def draw_figures(
         return made.test
 
     return run_figures(folder, task, evaluation, scores, [n.history for n in networks], predict_on)
+
+
+def redraw_figures(folder: Path, task: Task, evaluation: Evaluation, scores: Sequence[Score]) -> list[Path]:
+    """Draw again what depends on evaluation and scores alone; figures that need the posterior stay as they are."""
+    return run_figures(folder, task, evaluation, scores, [], None)

@@ -56,9 +56,9 @@ class Budget:
 class Cost:
     """Seconds of a run, by part; the last two are a point's."""
 
-    training: float
-    fit: float
-    evaluation: float
+    training: float = 0.0
+    fit: float = 0.0
+    evaluation: float = 0.0
     fit_per_point: float = 0.0
     evaluation_per_point: float = 0.0
 
@@ -196,11 +196,11 @@ def remember(path: Path, changes: Mapping[str, Any]) -> None:
     write_json(path, dict(changes))
 
 
-def announce(cost: Cost, budget: Budget, limit: float | None, command: str, say: Callable[[str], None]) -> None:
+def announce(cost: Cost, budget: Budget, command: str, say: Callable[[str], None]) -> None:
     """Say what the run costs and, where it is shortened, how, and how to have the whole of it."""
     if cost.total > LONG_AFTER_SECONDS:
         say(f"this run would take about {duration(cost.total)} here ({cost.told()})")
-    if budget.changes and limit is not None:
-        say(f"SHORTENED to fit time_limit={limit / 60:g} min: {budget.summary()}. Its rows are marked.")
+    if budget.changes:
+        say(f"SHORTENED to fit time_limit={budget.limit_minutes:g} min: {budget.summary()}. Its rows are marked.")
         say(f"the smaller experiment by itself:  {command}")
         say("the whole of it:  add time_limit=null (or run it on a GPU)")

@@ -21,7 +21,7 @@ def storage_dtype(count: int) -> torch.dtype:
 
 
 class Tally(Protocol):
-    """Takes outputs [s, b, K] of draws `first`… at points `start`…, and their targets."""
+    """Takes outputs [s, b, K] of draws `first`… at points `start`…, their targets, and those draws' likelihood."""
 
     def add(self, first: int, start: int, outputs: Tensor, y: Tensor | None, likelihood: Any) -> None: ...
 
@@ -105,9 +105,7 @@ class RegressionTally:
     y_original = target_mean + target_scale * y, so log p_original = log p - sum log target_scale.
     """
 
-    def __init__(
-        self, split: Split, num_draws: int, target_mean: Tensor, target_scale: Tensor
-    ) -> None:
+    def __init__(self, split: Split, num_draws: int, target_mean: Tensor, target_scale: Tensor) -> None:
         self._table = _LogLik(split, num_draws)
         self._shift, self._scale = target_mean.cpu().double(), target_scale.cpu().double()
         self._means: Tensor | None = None
@@ -149,6 +147,8 @@ class RegressionTally:
         batch_sizes = [self._batch_sizes[start] for start in sorted(self._batch_sizes)]
         chunks = [_join(self._variances[first], batch_sizes, dim=1) for first in firsts]
         merged = _join(chunks, chunk_sizes, dim=0)
+        if torch.equal(merged, merged[:1].expand_as(merged)):
+            merged = merged[:1].clone()
         return merged.to(storage_dtype(merged.numel()))
 
     def notes(self) -> list[str]:

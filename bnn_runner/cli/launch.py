@@ -30,6 +30,9 @@ _ORDER = ("done", "skipped", "cut", "failed", "interrupted")
 def launch(arguments: Sequence[str], checked: Checked, line: CommandLine) -> int:
     """Let Hydra run (or show) what `arguments` say; returns the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions, and we tell them in our own words
+    # Threads that wait for each other sleep: spinning makes torch ten times slower as soon as another program
+    # wants the same cores, and gains next to nothing when none does. Read when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -142,7 +145,7 @@ def run_one(overrides: Sequence[str], config_dir: Path | None, start: Path) -> t
         experiment = load_experiment(overrides, config_dir, start)
         from bnn_runner import runner
 
-        outcome = runner.run(experiment, list(experiment.overrides))
+        outcome = runner.run(experiment)
         return outcome.status, outcome.message or "", False
     except UserError as error:
         tell_mistakes(error, "this was not run")

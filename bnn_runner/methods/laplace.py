@@ -17,7 +17,7 @@ from bnn_runner.linearised.blocks import BlockCurvature, fit_diagonal, fit_kfac
 from bnn_runner.linearised.evidence import log_evidence, log_likelihood, validation_logliks
 from bnn_runner.linearised.full import FullCurvature, bytes_needed, fit_full
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
-from bnn_runner.linearised.posterior import LinearisedLaplace, last_layer_names
+from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace, last_layer_names
 from bnn_runner.modes import true_float32
 
 FULL_UP_TO = 3000
@@ -59,12 +59,12 @@ class Laplace:
     def needs(self) -> list[TrainingSpec]:
         return [TrainingSpec(0)]
 
-    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> LinearisedLaplace:
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> LinearisedLaplace | NetworkLaplace:
         network = networks[0]
         with true_float32(), torch.no_grad():
             return self._fit(task, network, context)
 
-    def _fit(self, task: Task, network: Network, context: FitContext) -> LinearisedLaplace:
+    def _fit(self, task: Task, network: Network, context: FitContext) -> LinearisedLaplace | NetworkLaplace:
         names, treatment = self._basis(network, task)
         jacobians = Jacobians(network, names)
         repairs = Repairs()
@@ -101,13 +101,13 @@ class Laplace:
         }
         if report["prior_precision"] is None:
             report["prior_precisions"] = dict(zip(names, precisions.tolist(), strict=True))
-        return LinearisedLaplace(
+        kind = NetworkLaplace if self.predict == "network" else LinearisedLaplace
+        return kind(
             jacobians=jacobians,
             gaussian=curvature.gaussian(precisions),
             likelihood=network.likelihood,
             report=report,
             treatment=treatment,
-            through_network=self.predict == "network",
         )
 
     def _basis(self, network: Network, task: Task) -> tuple[tuple[str, ...], dict[str, str]]:

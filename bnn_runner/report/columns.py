@@ -70,6 +70,8 @@ _HEADLINES: tuple[tuple[str, int | None, int | None], ...] = (
 
 # A joint score's companions: the same score at fewer draws, and how many draws its blocks rest on.
 AT_DRAWS, EFFECTIVE_DRAWS = "_at_draws", "_effective_draws"
+# Beside it: the same score from a joint predictive in closed form.
+EXACT = "_exact"
 
 
 def is_companion(metric: str) -> bool:

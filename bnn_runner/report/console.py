@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from bnn_runner.report.cells import ScoreRow
-from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS, GROUP_ORDER, Column, group_of, is_companion
+from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS, EXACT, GROUP_ORDER, Column, group_of, is_companion
 from bnn_runner.report.render import number
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _TITLES = {
 }
 _SMALLEST_NOTE = 12
 _FEW_SIZES = 4
-_EXACT = "_exact"
 
 AnyScore: TypeAlias = "Score | ScoreRow"
 
@@ -62,7 +61,7 @@ def _shown(scores: Sequence[AnyScore]) -> list[AnyScore]:
             kept[column] = s
     for column, score in list(kept.items()):  # the exact value is the remark of the one from draws
         if score.status != "n/a":
-            kept.pop(replace(column, metric=column.metric + _EXACT), None)
+            kept.pop(replace(column, metric=column.metric + EXACT), None)
     sizes: dict[tuple[str, str], list[Column]] = {}
     for column in kept:
         if column.tau is not None and column.tau > 1:
@@ -109,7 +108,7 @@ def _remark(score: AnyScore, companions: Sequence[AnyScore]) -> str:
         words += [score.note or "not a finite number"]
     elif score.status != "ok" and score.note:  # how an ordinary number was made is in metrics.csv
         words.append(score.note)
-    exact = [s for s in own if s.metric == score.metric + _EXACT and s.status == "ok"]
+    exact = [s for s in own if s.metric == score.metric + EXACT and s.status == "ok"]
     return "; ".join(words + [f"exact {s.value:.4g}" for s in exact])
 
 

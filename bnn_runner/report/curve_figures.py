@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bnn_runner.report import style
-from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS
+from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS, EXACT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,11 +66,12 @@ def joint_curves(scores: Sequence[Score], title: str) -> Figure | None:
     figure, axes = style.new_figure(columns=len(panels), width=4.8, height=3.9)
     for ax, (is_dyadic, chosen) in zip(axes, panels, strict=True):
         lines = _lines(chosen)
-        several = len({metric for metric, _ in lines}) > 1
+        several = len({metric.removesuffix(EXACT) for metric, _ in lines}) > 1
         for i, ((metric, draws), line) in enumerate(lines.items()):
-            words = [metric.removesuffix("_loglik").replace("_", " ")] if several or not draws else []
+            words = [metric.removesuffix(EXACT).removesuffix("_loglik").replace("_", " ")] if several else []
             words += [f"S = {draws}"] if draws else []
-            _joint_line(ax, line, is_dyadic, i, ", ".join(words), with_band=i == 0)
+            words += ["exact Gaussian"] if metric.endswith(EXACT) else []
+            _joint_line(ax, line, is_dyadic, i, ", ".join(words) or metric, with_band=i == 0)
         ax.set_xlabel("distinct anchors kappa" if is_dyadic else "block size tau")
         ax.set_ylabel("log-likelihood / tau [nats]")
         style.panel_title(ax, "dyadic" if is_dyadic else "joint, blocks without repeats")
@@ -88,7 +89,9 @@ def _lines(scores: Sequence[Score]) -> dict[tuple[str, int], list[Score]]:
         key = (s.metric.removesuffix(AT_DRAWS), s.draws or 0)
         if not (s.metric.endswith(AT_DRAWS) and key in main):  # at S draws it is the metric once more
             lines[key].append(s)
-    return dict(sorted(lines.items(), key=lambda item: (item[0][0], -item[0][1])))
+    # A score at one block size only (the forced dyadic one) has no curve; its number is in the table.
+    curves = {key: line for key, line in lines.items() if len(line) > 1}
+    return dict(sorted(curves.items(), key=lambda item: (item[0][0].endswith(EXACT), item[0][0], -item[0][1])))
 
 
 def _joint_line(ax: Axes, line: Sequence[Score], is_dyadic: bool, i: int, label: str, with_band: bool) -> None:

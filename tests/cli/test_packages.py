@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 def test_every_package_is_listed() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     folders = {p.parent for p in (ROOT / "bnn_runner").rglob("*.py")}
-    found = {".".join(folder.relative_to(ROOT).parts) for folder in folders} | {"bnn_runner.conf"}
+    found = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    found |= {"bnn_runner.conf"} | {f"bnn_runner.conf.{p.parent.name}" for p in (ROOT / "conf").glob("*/*.yaml")}
     assert found == listed
     assert all((folder / "__init__.py").is_file() for folder in folders), "a folder with code has no __init__.py"
 

@@ -53,14 +53,17 @@ def make_task(kind="regression", num_points=23, num_outputs=1, seed=0, unavailab
 class LinearDraws:
     weights: torch.Tensor  # [S, 2, K]
     log_weights: torch.Tensor
+    likelihood: object = None
     floats_per_draw: int = 2
-    calls: tuple = ()
 
     def __len__(self):
         return len(self.weights)
 
     def __getitem__(self, part):
-        return replace(self, weights=self.weights[part], log_weights=self.log_weights[part])
+        likelihood = self.likelihood
+        if getattr(likelihood, "log_noise", torch.zeros(())).dim() == 3:  # [S, 1, K]: noise of each draw's own
+            likelihood = Gaussian(likelihood.log_noise[part])
+        return replace(self, weights=self.weights[part], log_weights=self.log_weights[part], likelihood=likelihood)
 
     def __call__(self, x):
         return torch.einsum("bi,sik->sbk", x, self.weights.to(x.dtype))
@@ -82,7 +85,7 @@ class Linear:
         noise = torch.stack([rand(2, self.mean.shape[1], seed=1000 * seed + s) for s in range(num_draws)])
         weights = self.mean + torch.linalg.cholesky(self.covariance) @ noise
         log_weights = torch.zeros(num_draws) if self.log_weights is None else self.log_weights
-        return self.draws_class(weights, log_weights)
+        return self.draws_class(weights, log_weights, self.likelihood)
 
     def moments(self, x):
         variance = torch.einsum("bi,ij,bj->b", x, self.covariance.to(x), x)
@@ -181,6 +184,20 @@ def test_a_variance_per_point_is_kept(monkeypatch):
     for batch_size, floats in ((11, 10), (1, 2), (8, 1)):
         monkeypatch.setattr(module, "DRAW_FLOATS", floats)
         equal(run(task, posterior, batch_size=batch_size), reference)
+
+
+@pytest.mark.parametrize("floats", [1000, 10, 1])
+def test_every_draw_may_have_its_own_noise(floats, monkeypatch):
+    monkeypatch.setattr(module, "DRAW_FLOATS", floats)
+    log_noise = rand(12, 1, 1, seed=5)
+    task, posterior = make_task(), OnlyDraws(Linear(Gaussian(log_noise)))
+    result = run(task, posterior)
+    torch.testing.assert_close(result.test.variances, task.target_scale**2 * torch.exp(2 * log_noise))
+    sd = result.test.variances.sqrt()
+    expected = torch.distributions.Normal(result.test.means, sd).log_prob(result.test.targets).sum(-1)
+    torch.testing.assert_close(result.test.loglik, expected)
+    same = run(task, OnlyDraws(Linear(Gaussian(torch.zeros(12, 1, 1).double()))))
+    assert same.test.variances.shape == (1, 1, 1)  # one number where all draws agree
 
 
 def test_scores_in_original_units_do_not_depend_on_the_standardisation():

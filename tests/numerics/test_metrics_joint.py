@@ -210,6 +210,14 @@ def test_the_value_at_fewer_draws_is_that_of_the_first_draws():
     assert only(scores, metric="dyadic_loglik_at_draws", draws=4).value == pytest.approx(first.value, abs=1e-12)
 
 
+def test_effective_draws_by_hand():
+    # Two of 8 draws carry all of a block's likelihood, one three times the other: 1 / (.75^2 + .25^2) = 1.6.
+    loglik = torch.full((8, 6), -1000.0, dtype=torch.float64)
+    loglik[5], loglik[6] = math.log(0.75), math.log(0.25)
+    score = only(joint([1])(evaluation_of(loglik, finite=False), 0), metric="joint_loglik_effective_draws")
+    assert score.value == pytest.approx(1.6, abs=1e-12)
+
+
 def test_closed_forms_without_a_joint_are_not_available():
     evaluation = evaluation_of(random_loglik(1, 30), has_joint=False, predictive="probit", finite=False)
     for score in joint([2])(evaluation, 0) + dyadic((2,))(evaluation, 0):

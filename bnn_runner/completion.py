@@ -1,0 +1,188 @@
+"""One cell, from its trained networks to its files: posterior, evaluation, scores, figures, provenance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from bnn_runner import __version__, evaluation_store
+from bnn_runner.artifacts import draw_figures, redraw_figures
+from bnn_runner.base import Evaluation, FitContext, Network, Posterior, Score, Task
+from bnn_runner.cells import headline, write_description
+from bnn_runner.citations import bibliography
+from bnn_runner.errors import RunFailed
+from bnn_runner.evaluation import evaluate
+from bnn_runner.keys import RECIPE
+from bnn_runner.provenance import collect
+from bnn_runner.session import Session, Work
+from bnn_runner.storage import write_json, write_text
+from bnn_runner.streams import derive_seed, generator
+from bnn_runner.workplan import Workplan
+
+MAX_VAL = 2000
+"""Points of the validation part that are scored (a seeded subset); hyperparameter rules use all of it."""
+
+
+def begin(work: Work, session: Session) -> None:
+    """Make the folder and say what the cell is, before anything can fail."""
+    work.cell.folder.mkdir(parents=True, exist_ok=True)
+    work.cell.set_status("open", "")
+    write_description(work.cell, _facts(work, session))
+    write_text(work.cell.folder / "command.txt", work.command(session.budget) + "\n")
+
+
+def complete(work: Work, plan: Workplan, session: Session) -> None:
+    """Fit, evaluate, score and write; DONE last."""
+    console = session.console
+    begin(work, session)
+    console.log = work.cell.folder / "log.txt"
+    try:
+        networks = [n for t in work.trainings if (n := plan.load(t)) is not None]
+        if len(networks) != len(work.trainings):
+            raise RunFailed("a trained network vanished from the cache while the run went on. Run the same command again.")
+        posterior = _fit(work, networks, session)
+        evaluation = _evaluate(work, posterior, session)
+        session.stop.check("evaluation")
+        scores = score(work, evaluation)
+        _write(work, networks, posterior, evaluation, scores, session)
+        work.cell.finish()
+    finally:
+        console.log = None
+
+
+def score(work: Work, evaluation: Evaluation) -> list[Score]:
+    """Every metric of the experiment, from the evaluation alone."""
+    return [s for metric in work.experiment.metrics.values() for s in metric(evaluation, work.cell.seed)]
+
+
+def score_again(work: Work) -> bool:
+    """Make the scores of a finished cell anew if other metrics are asked for; whether that was so."""
+    facts = work.cell.facts()
+    if facts.get("metrics_digest") == work.metrics_digest():
+        return False
+    evaluation = evaluation_store.load(work.cell.folder)
+    scores = score(work, evaluation)
+    work.cell.write_scores(scores)
+    if work.experiment.settings.figures:
+        redraw_figures(work.cell.folder, work.task, evaluation, scores)
+    write_description(work.cell, facts | {"metrics_digest": work.metrics_digest(), "headline": headline(scores)})
+    return True
+
+
+def _fit(work: Work, networks: list[Network], session: Session) -> Posterior:
+    start = time.perf_counter()
+    context = FitContext(
+        seed=work.cell.seed,
+        hyper=work.experiment.hyper,
+        batch_size=work.experiment.settings.eval.batch_size,
+        progress=session.step,
+    )
+    posterior = work.experiment.method.fit(work.task, networks, context)
+    work.seconds["posterior"] = time.perf_counter() - start
+    for rule, names in by_rule(posterior.treatment).items():
+        session.console.write_log(f"treatment: {rule}: {', '.join(names)}")
+    return posterior
+
+
+def by_rule(treatment: Mapping[str, str]) -> dict[str, list[str]]:
+    """{parameter: rule} turned round to {rule: parameters}."""
+    rules: dict[str, list[str]] = {}
+    for name, rule in treatment.items():
+        rules.setdefault(rule, []).append(name)
+    return rules
+
+
+def _evaluate(work: Work, posterior: Posterior, session: Session) -> Evaluation:
+    start = time.perf_counter()
+    settings = work.experiment.settings.eval
+    evaluation = evaluate(
+        _with_short_val(work.task, work.cell.seed),
+        posterior,
+        work.experiment.method.predictive,
+        num_draws=settings.num_draws,
+        seed=derive_seed(work.cell.seed, "posterior"),
+        batch_size=settings.batch_size,
+        max_ood=settings.max_ood if settings.max_ood is not None else 2**31,
+        progress=session.step,
+    )
+    work.seconds["evaluation"] = time.perf_counter() - start
+    return evaluation
+
+
+def _with_short_val(task: Task, seed: int) -> Task:
+    if len(task.val) <= MAX_VAL:
+        return task
+    chosen = torch.randperm(len(task.val), generator=generator(seed, "eval", "val"))[:MAX_VAL]
+    return replace(task, val=task.val.subset(chosen.sort().values))
+
+
+def _facts(work: Work, session: Session) -> dict[str, Any]:
+    """What cell.json says from the start; the finished cell adds report, notes and headline."""
+    cell, experiment = work.cell, work.experiment
+    return {
+        "data": cell.data,
+        "model": cell.model,
+        "method": cell.method,
+        "seed": cell.seed,
+        "hash": cell.hash,
+        "choices": experiment.choices,
+        "recipe": RECIPE,
+        "version": __version__,
+        "kind": work.task.spec.kind,
+        "fingerprint": work.task.fingerprint,
+        "metrics_digest": work.metrics_digest(),
+        "shortened": session.budget.describe(),
+        "config": work.effective_config(),
+    }
+
+
+def _write(
+    work: Work,
+    networks: list[Network],
+    posterior: Posterior,
+    evaluation: Evaluation,
+    scores: Sequence[Score],
+    session: Session,
+) -> None:
+    start = time.perf_counter()
+    experiment, cell = work.experiment, work.cell
+    evaluation_store.save(evaluation, cell.folder)
+    cell.write_scores(scores)
+    cell.write_history([n.history for n in networks])
+    write_text(cell.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(experiment.config)))
+    write_text(cell.folder / "citations.bib", bibliography(_components(work)))
+    if experiment.settings.figures:
+        draw_figures(cell.folder, work.task, posterior, experiment, evaluation, scores, networks)
+    work.seconds["writing"] = time.perf_counter() - start
+    notes = [*work.task.notes, *experiment.notes, *evaluation.notes, *session.budget.notes()]
+    found = {"report": dict(posterior.report), "notes": notes, "headline": headline(scores)}
+    write_description(cell, _facts(work, session) | found)
+    provenance = collect(session.device, experiment.settings.precision, session.threads, work.seconds)
+    provenance |= {
+        "training_keys": [t.key for t in work.trainings],
+        "training_seconds_when_trained": sum(n.seconds for n in networks),
+        "parameters": networks[0].num_parameters if networks else 0,
+        "training_points": len(work.task.train),
+        "weight_decay_of_the_prior": _weight_decays(networks, len(work.task.train)),
+        "treatment": dict(posterior.treatment),
+        "repairs": dict(posterior.report.get("repairs", {})),
+    }
+    write_json(cell.folder / "provenance.json", provenance)
+
+
+def _components(work: Work) -> list[object]:
+    """The components that had a part in the cell, for its citations."""
+    experiment = work.experiment
+    used = [experiment.data, experiment.model, experiment.method, experiment.schedule, experiment.prior]
+    return [*used, *([experiment.hyper] if experiment.method.uses_hyper else []), *experiment.metrics.values()]
+
+
+def _weight_decays(networks: Sequence[Network], num_points: int) -> dict[str, float]:
+    """The decay λ/N that each distinct training precision amounts to in the objective."""
+    precisions = {p for n in networks for p in n.prior_precision.values()}
+    return {f"precision {p:g}": p / num_points for p in sorted(precisions)}

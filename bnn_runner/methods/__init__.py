@@ -1,0 +1,1 @@
+"""The methods: one file for each, found through its YAML."""

@@ -1,0 +1,1 @@
+"""The models: one file for each, found through its YAML."""

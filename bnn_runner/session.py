@@ -1,0 +1,67 @@
+"""What the parts of one run share: the session (device, console, stop request), and a cell on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bnn_runner.base import Task
+from bnn_runner.budget import Budget
+from bnn_runner.cells import Cell, command_line
+from bnn_runner.config import Experiment
+from bnn_runner.interrupts import StopRequest
+from bnn_runner.keys import digest, flatten
+from bnn_runner.progress import Console, Progress
+from bnn_runner.workplan import Training
+
+
+@dataclass(frozen=True)
+class Session:
+    """What all cells of a run share."""
+
+    device: torch.device
+    threads: int
+    console: Console
+    progress: Progress
+    stop: StopRequest
+    budget: Budget = field(default_factory=Budget)
+
+    def step(self, stage: str, done: int, total: int) -> None:
+        """Progress that is also the place where a posterior fit or an evaluation can be stopped."""
+        self.stop.check(stage)
+        self.progress(stage, done, total)
+
+
+@dataclass
+class Work:
+    """One cell on its way: its experiment (with the cell's own seed), task and needed trainings."""
+
+    experiment: Experiment
+    cell: Cell
+    task: Task
+    trainings: list[Training]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def effective_config(self) -> dict[str, Any]:
+        """The flattened configuration without settings that cannot matter here (a rule or number of draws not used)."""
+        method = self.experiment.method
+        flat = flatten(self.experiment.config)
+        if not method.uses_hyper:
+            flat = {k: v for k, v in flat.items() if not k.startswith("hyper.")}
+        if method.finite:
+            flat.pop("eval.num_draws", None)
+        return flat
+
+    def metrics_digest(self) -> str:
+        """Changes when other metrics, or other settings of them, are asked for."""
+        return digest({k: v for k, v in flatten(self.experiment.config).items() if k.startswith("metric.")})
+
+    def command(self, budget: Budget) -> str:
+        """The line that reproduces the cell: every override it came from, its own seed, and what the time limit changed."""
+        skip = {"seed", "replicates", "time_limit", *budget.changes}
+        words = [o for o in self.experiment.overrides if o.lstrip("+").partition("=")[0] not in skip]
+        words += [f"{key}={value}" for key, value in budget.changes.items()]
+        words += [f"seed={self.cell.seed}", "time_limit=null"]
+        return command_line(words, self.experiment.config_dir)

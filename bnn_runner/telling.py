@@ -1,0 +1,68 @@
+"""What a run prints before and after its work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bnn_runner.report.cells import read_scores
+from bnn_runner.report.console import score_table
+from bnn_runner.session import Session, Work
+
+
+def describe(work: Work, session: Session) -> None:
+    """The task, the network, the method and the device, before anything runs."""
+    task, experiment, say = work.task, work.experiment, session.console.say
+    sizes = f"{len(task.train):,} train, {len(task.val):,} validation, {len(task.test):,} test"
+    say(f"data={work.cell.data}: {task.spec.kind}, inputs {list(task.spec.input_shape)}, {sizes}")
+    for note in task.notes:
+        say(f"note: {note}")
+    for name, reason in task.unavailable.items():
+        say(f"out-of-distribution set {name}: not available ({reason})")
+    count = len(work.trainings)
+    networks = "" if count == 1 else f" ({count} trained networks)"
+    schedule = experiment.schedule
+    say(
+        f"model={work.cell.model} method={work.cell.method}{networks}: {schedule.epochs} epochs of {schedule.optimizer}, "
+        f"device {session.device.type}, {session.threads} threads"
+    )
+    precisions = getattr(experiment.prior, "precision", None)
+    if precisions is not None:
+        say(f"prior={experiment.choices.get('prior')} precision {precisions:g}: weight decay {precisions / max(len(task.train), 1):.3g}")
+
+
+def show_scores(work: Work, session: Session) -> None:
+    """The finished cell's facts and table, and where everything lies."""
+    cell, say = work.cell, session.console.say
+    report = cell.facts().get("report", {})
+    say()
+    say(f"{cell.data} · {cell.model} · {cell.method} · seed {cell.seed}")
+    if session.budget.changes:
+        say(f"SHORTENED by time_limit: {session.budget.summary()}")
+    if report.get("evidence_nats") is not None:
+        say(_evidence(report))
+    for note in report.get("notes", []):
+        say(f"note: {note}")
+    if report.get("repairs"):
+        say(f"numerical repairs: {report['repairs']}")
+    say(score_table(read_scores(cell.folder / "metrics.csv")))
+    for picture in sorted((cell.folder / "figures").glob("*.png")):
+        say(f"picture  {short(picture)}")
+    say(f"cell     {short(cell.folder)}")
+    if work.seconds:
+        say("seconds  " + ", ".join(f"{k} {v:.1f}" for k, v in work.seconds.items()))
+
+
+def _evidence(report: dict[str, Any]) -> str:
+    precision = report.get("prior_precision")
+    chosen = f", prior precision {precision:.4g}" if precision is not None else ""
+    value, basis = report["evidence_nats"], report.get("evidence_over", "all weights")
+    return f"log evidence {value:.2f} nats over {basis} ({report.get('structure')}{chosen}, hyper {report.get('hyper_status')})"
+
+
+def short(path: Path) -> str:
+    """Relative to the folder the user is in, where it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
