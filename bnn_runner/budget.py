@@ -200,6 +200,8 @@ def announce(cost: Cost, budget: Budget, command: str, say: Callable[[str], None
     """Say what the run costs and, where it is shortened, how, and how to have the whole of it."""
     if cost.total > LONG_AFTER_SECONDS:
         say(f"this run would take about {duration(cost.total)} here ({cost.told()})")
+        if not budget.changes and cost.total > 3600:
+            say(f"a smaller one that shows the same is the same command with time_limit={AUTO_MINUTES_ON_CPU:g}")
     if budget.changes:
         say(f"SHORTENED to fit time_limit={budget.limit_minutes:g} min: {budget.summary()}. Its rows are marked.")
         say(f"the smaller experiment by itself:  {command}")

@@ -61,7 +61,7 @@ class NetworkCache:
         """The network of `key` for a module of its shape, or None if there is no sound entry."""
         path = self.path(key)
         try:
-            with safe_open(path, framework="pt") as f:  # type: ignore[no-untyped-call]
+            with safe_open(path, framework="pt") as f:
                 tensors = {n: f.get_tensor(n) for n in f.keys()}  # noqa: SIM118 - not a mapping
                 about = json.loads((f.metadata() or {})["about"])
             if about["digest"] != _digest(tensors):

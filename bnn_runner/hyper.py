@@ -171,7 +171,7 @@ class Evidence:
         def closure() -> Tensor:
             optimizer.zero_grad()
             value = loss()
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             return value
 
         optimizer.step(closure)

@@ -44,7 +44,7 @@ class Lease:
     def __enter__(self) -> Lease:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         told = False
-        seen: tuple[str, float, float] | None = None  # token, heartbeat, when it was first seen like that
+        seen: tuple[str | int | float, str | int | float, float] | None = None  # token, heartbeat, when it was first seen like that
         while not self._create():
             if self._stop_waiting():
                 raise InterruptedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -57,7 +57,7 @@ class Progress:
         self.terminal = console.stream.isatty()
         self.seconds: dict[str, float] = {}
         self._stage = ""
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
         self._begun = self._told = 0.0
         self._first = 0
         self._said_long = False
@@ -85,11 +85,12 @@ class Progress:
             self.close()
 
     def _draw(self, stage: str, done: int, total: int, took: float) -> None:
-        if self._bar is None:
+        bar = self._bar
+        if bar is None:
             if took < 0.3:
                 return
-            self._bar = tqdm(total=total, initial=self._first, desc=stage, file=self.console.stream, leave=False, mininterval=0.2, dynamic_ncols=True)
-        self._bar.update(done - self._bar.n)
+            bar = self._bar = tqdm(total=total, initial=self._first, desc=stage, file=self.console.stream, leave=False, mininterval=0.2, dynamic_ncols=True)
+        bar.update(done - bar.n)
 
     def clear(self) -> None:
         """Take the bar off the line, so that text can be printed; it comes back with the next step."""

@@ -169,7 +169,7 @@ def residual_log_noise(module: nn.Module, tensors: Tensors, task: Task) -> Tenso
         for x, y in task.train.batches(1024):
             outputs = torch.func.functional_call(module, tensors, (x,))
             assert y is not None
-            total += (y - outputs).square().sum(0).double().cpu()
+            total += (y - outputs).square().sum(0).cpu().double()
             count += len(x)
     sample = next(iter(tensors.values()))
     return (0.5 * torch.log((total / count).clamp_min(1e-12))).to(sample.device, sample.dtype)

@@ -14,6 +14,11 @@ class Repairs(Counter[str]):
     """How often each numerical repair was made; part of every row."""
 
 
+def wide(values: Tensor) -> Tensor:
+    """In float64; on the CPU where the device has none (MPS)."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
+
+
 def checked(matrix: Tensor, name: str) -> Tensor:
     """The matrix, if all its numbers are finite; otherwise an error that names the tensor."""
     if not bool(torch.isfinite(matrix).all()):
@@ -30,7 +35,7 @@ def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
     Where the device's solver fails, the CPU's is tried; both counted. Rounding leaves small negative
     eigenvalues, which are set to zero; a clearly negative one (below −1e-8 of the largest) is counted.
     """
-    matrix = checked(matrix.double(), name)
+    matrix = checked(wide(matrix), name)
     matrix = (matrix + matrix.mT) / 2
     try:
         values, vectors = torch.linalg.eigh(matrix)
@@ -49,7 +54,7 @@ def cholesky(matrix: Tensor, name: str, repairs: Repairs) -> Tensor:
 
     Raises `RunFailed` with the smallest eigenvalue where even that does not help.
     """
-    matrix = checked(matrix.double(), name)
+    matrix = checked(wide(matrix), name)
     scale = matrix.diagonal().mean()
     for jitter in (0.0, 1e-10, 1e-8, 1e-6):
         factor, info = torch.linalg.cholesky_ex(matrix + jitter * scale * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bnn_runner.linearised.algebra import Repairs, checked, eigh
+from bnn_runner.linearised.algebra import Repairs, checked, eigh, wide
 from bnn_runner.linearised.jacobians import BatchJacobians, Factored, Jacobians, TensorJacobian
 from bnn_runner.streams import generator
 
@@ -178,13 +178,13 @@ class BlockCurvature:
 
     def log_det_ratio(self, precisions: Tensor) -> Tensor:
         """log det(H + Λ) − log det Λ for one precision [1] or one a tensor [T], float64, differentiable. O(P)."""
-        each = precisions.to(self.device).expand(len(self.blocks))
+        each = precisions.to(next(iter(self.blocks.values())).spectrum.device).expand(len(self.blocks))
         parts = [torch.log1p(b.spectrum / lam).sum() for b, lam in zip(self.blocks.values(), each, strict=True)]
         return torch.stack(parts).sum()
 
     def effective_dimension(self, precisions: Tensor) -> float:
         """Tr H (H + Λ)⁻¹."""
-        parts = [(b.spectrum / (b.spectrum + lam)).sum() for b, lam in zip(self.blocks.values(), precisions.to(self.device), strict=True)]
+        parts = [(b.spectrum / (b.spectrum + lam)).sum() for b, lam in zip(self.blocks.values(), precisions.tolist(), strict=True)]
         return float(torch.stack(parts).sum())
 
     def gaussian(self, precisions: Tensor) -> BlockGaussian:
@@ -200,7 +200,7 @@ def fit_diagonal(jacobians: Jacobians, batches: Iterator[BatchJacobians]) -> Blo
                 part = (j.grads[:, :, 0].square().sum(0).T @ j.inputs[:, 0].square()).reshape(-1)
             else:
                 part = j.dense().square().sum((0, 1))
-            sums[name] = sums.get(name, 0) + part.double()
+            sums[name] = sums.get(name, 0) + wide(part)
     blocks: dict[str, Block] = {name: DiagonalBlock(checked(sums[name], name)) for name in jacobians.names}
     return _curvature(jacobians, blocks)
 
@@ -220,16 +220,16 @@ def fit_kfac(jacobians: Jacobians, batches: Iterator[BatchJacobians], repairs: R
         for name, j in batch.tensors.items():
             if isinstance(j, Factored):
                 a, g = j.inputs.flatten(0, 1), j.grads.flatten(0, 2)
-                factors_a[name] = factors_a.get(name, 0) + (a.T @ a).double()
-                factors_g[name] = factors_g.get(name, 0) + (g.T @ g).double()
+                factors_a[name] = factors_a.get(name, 0) + wide(a.T @ a)
+                factors_g[name] = factors_g.get(name, 0) + wide(g.T @ g)
                 counts[name] = counts.get(name, 0) + len(a)
                 continue
             position_grads = jacobians.bias_grads(batch, name)
             rows = (j.dense() if position_grads is None else position_grads).flatten(0, -2)
             if jacobians.rule(name) == "general":
-                exact[name] = exact.get(name, 0) + rows.square().sum(0).double()
+                exact[name] = exact.get(name, 0) + wide(rows.square().sum(0))
             else:
-                exact[name] = exact.get(name, 0) + (rows.T @ rows).double()
+                exact[name] = exact.get(name, 0) + wide(rows.T @ rows)
     blocks: dict[str, Block] = {}
     for name in jacobians.names:
         if name in factors_a:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bnn_runner.base import Network, Task
 from bnn_runner.likelihoods import Gaussian
+from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.predictives import gaussian_log_prob, probit_log_probs, variances
@@ -29,8 +30,8 @@ def log_likelihood(task: Task, network: Network, batch_size: int = 1024) -> floa
     total = 0.0
     for x, y in task.train.batches(batch_size):
         assert y is not None
-        total += float(network.likelihood.log_prob(network(x), y).double().sum())
-    return total - len(task.train) * float(task.target_scale.double().log().sum())
+        total += float(wide(network.likelihood.log_prob(network(x), y)).sum())
+    return total - len(task.train) * float(wide(task.target_scale).log().sum())
 
 
 def log_evidence(loglik: float, weights: Sequence[Tensor], curvature: Curvature, precisions: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def log_evidence(loglik: float, weights: Sequence[Tensor], curvature: Curvature,
     `precisions` is one λ [1] or one a tensor [T] of the basis; differentiable in it. Weights held
     at MAP have no part in it.
     """
-    squares = torch.stack([w.double().square().sum() for w in weights]).cpu()
+    squares = torch.stack([wide(w).square().sum() for w in weights]).cpu()
     penalty = (precisions.cpu().expand(len(squares)) * squares).sum()
     return loglik - 0.5 * (penalty + curvature.log_det_ratio(precisions).cpu())
 
@@ -64,5 +65,5 @@ def validation_logliks(task: Task, jacobians: Jacobians, curvature: Curvature, c
                 totals[i] += gaussian_log_prob(y, batch.outputs, covariance + noise).sum().cpu()
             else:
                 log_probs = probit_log_probs(batch.outputs, variances(covariance)[0])
-                totals[i] += log_probs.gather(1, y.unsqueeze(1)).double().sum().cpu()
-    return (totals / len(task.val) - float(task.target_scale.double().log().sum())).tolist()
+                totals[i] += wide(log_probs.gather(1, y.unsqueeze(1))).sum().cpu()
+    return (totals / len(task.val) - float(wide(task.target_scale).log().sum())).tolist()

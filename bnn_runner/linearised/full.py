@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.errors import RunFailed
-from bnn_runner.linearised.algebra import Repairs, checked, cholesky, eigh, log_det
+from bnn_runner.linearised.algebra import Repairs, checked, cholesky, eigh, log_det, wide
 from bnn_runner.linearised.blocks import outer
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.streams import generator
@@ -55,7 +55,7 @@ class FullGaussian:
 
     def half(self, jacobians: BatchJacobians) -> Tensor:
         """[C, B, r + P] (or [C, B, P] where all directions are kept) whose products are J Σ Jᵀ, float64."""
-        rows = jacobians.dense().double() * self.scale
+        rows = wide(jacobians.dense()) * self.scale
         within = rows @ self.vectors
         informed = within * torch.rsqrt(1 + self.values)
         if self.vectors.shape[1] == len(self.scale):
@@ -152,9 +152,9 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
     if side(total, num_rows) == "primal":
         gram: Tensor | None = None
         for batch in batches:
-            rows = batch.dense().flatten(0, 1).double()
+            rows = wide(batch.dense().flatten(0, 1))
             gram = rows.T @ rows if gram is None else gram.addmm_(rows.T, rows)
         assert gram is not None
         return FullCurvature(None, checked(gram, "the network"), sizes, dtype, repairs)
-    collected = torch.cat([batch.dense().flatten(0, 1).double() for batch in batches])
+    collected = torch.cat([wide(batch.dense().flatten(0, 1)) for batch in batches])
     return FullCurvature(checked(collected, "the network"), None, sizes, dtype, repairs)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import Moments, Network, Split
+from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.likelihoods import Likelihood
 from bnn_runner.posteriors import NetworkDraws, stacked_noise
@@ -63,8 +64,8 @@ class LinearisedDraws:
     def _deltas(self) -> dict[str, Tensor]:
         if not self._kept:
             flat = self.gaussian.sample(self.seed, self.start, self.stop)
-            sizes = self.jacobians.sizes()
-            self._kept.update(zip(sizes, (p.contiguous() for p in flat.split(list(sizes.values()), dim=1)), strict=True))
+            sizes, device = self.jacobians.sizes(), next(iter(self.jacobians.network.parameters.values())).device
+            self._kept.update(zip(sizes, (p.contiguous().to(device) for p in flat.split(list(sizes.values()), dim=1)), strict=True))
         return self._kept
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -134,7 +135,7 @@ class LinearisedLaplace:
             for piece in x.split(self.jacobians.batch_size(int(self.jacobians.network(x[:1]).shape[-1]))):
                 batch = self.jacobians(piece)
                 means.append(batch.outputs)
-                covariances.append(self.gaussian.covariance(batch))
+                covariances.append(self.gaussian.covariance(batch).to(batch.outputs))
         return Moments(torch.cat(means), torch.cat(covariances))
 
     def joint_covariance(self, split: Split) -> Tensor:
@@ -142,7 +143,7 @@ class LinearisedLaplace:
         rows = []
         with torch.no_grad():
             for x, _ in split.batches(64):
-                half = self.gaussian.half(self.jacobians(x)).double()  # [K, B, R]
+                half = wide(self.gaussian.half(self.jacobians(x)))  # [K, B, R]
                 rows.append(half.transpose(0, 1).flatten(0, 1))
         stacked = torch.cat(rows)
         return stacked @ stacked.T

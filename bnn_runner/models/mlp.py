@@ -22,6 +22,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _norm(kind: str, width: int) -> nn.Module:
+    if kind == "none":
+        return nn.Identity()
+    return BatchNorm(width) if kind == "batch" else LayerNorm(width)
+
+
 class MLPNetwork(nn.Module):
     """Hidden layers of (linear, norm, activation), a skip around those that keep their width, a linear output."""
 
@@ -29,9 +35,8 @@ class MLPNetwork(nn.Module):
 
     def __init__(self, sizes: list[int], num_outputs: int, activation: str, norm: str, residual: bool) -> None:
         super().__init__()
-        make_norm = {"none": lambda _: nn.Identity(), "batch": BatchNorm, "layer": LayerNorm}[norm]
         self.hidden = nn.ModuleList(Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
-        self.norms = nn.ModuleList(make_norm(width) for width in sizes[1:])
+        self.norms = nn.ModuleList(_norm(norm, width) for width in sizes[1:])
         self.out = Linear(sizes[-1], num_outputs)
         self.activation = ACTIVATIONS[activation]
         self.residual = residual

@@ -1,0 +1,184 @@
+"""Makes anew what the README shows: tables from the configuration, and the real output of its commands.
+
+    python scripts/readme_outputs.py            the tables of choices and settings (a second)
+    python scripts/readme_outputs.py --check    change nothing; exit code 1 where a table is out of date
+    python scripts/readme_outputs.py --run      also the output of its commands, and its pictures (a minute; the
+                                                sweep on yacht needs BNN_DATA_DIR or the default data folder)
+    python scripts/readme_outputs.py --tests    also the closing line of pytest (minutes)
+
+Each generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. Pictures and tables go to
+outputs/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bnn_runner.catalogue import Catalogue
+from bnn_runner.cli.help import settings_lines
+from bnn_runner.config import build
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+RESULTS = ROOT / "outputs" / "results"
+BIN = Path(sys.executable).parent
+
+# Of the default's table the README shows these lines; what stands between them becomes one "...".
+SHOWN = re.compile(
+    r"^$|^(data|model)=|^gap1d|^log evidence|^  metric|^(fit|joint|calibration|out of)|^(cell|seconds) |bands\.png"
+    r"|^  (marginal_loglik ↑|rmse|joint_loglik tau=10|dyadic_loglik kappa=2|coverage_90|crps|ood_auroc|epistemic_std)"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 where a table is out of date")
+    parser.add_argument("--run", action="store_true", help="also the output of the commands and the pictures")
+    parser.add_argument("--tests", action="store_true", help="also the closing line of pytest")
+    arguments = parser.parse_args()
+    before = README.read_text(encoding="utf-8")
+    parts = tables()
+    if arguments.run:
+        parts |= outputs()
+    if arguments.tests:
+        parts["tests"] = closing_line()
+    after = put(before, parts)
+    if arguments.check:
+        if after != before:
+            print("README.md is out of date. Run: python scripts/readme_outputs.py", file=sys.stderr)
+        return int(after != before)
+    README.write_text(after, encoding="utf-8")
+    print(f"README.md: {', '.join(parts)}{'' if after != before else ' (nothing changed)'}")
+    return 0
+
+
+def put(text: str, parts: dict[str, str]) -> str:
+    """`text` with each named part between its markers. Raises SystemExit for a marker that is not there."""
+    for name, content in parts.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise SystemExit(f"README.md needs {begin} and {end}, once each.")
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{content.strip()}\n{end}{rest.split(end)[1]}"
+    return text
+
+
+# ------------------------------------------------------------------------------------- tables
+
+
+def tables() -> dict[str, str]:
+    """The parts that follow from the configuration alone."""
+    catalogue = Catalogue()
+    groups = {group: choice_table(catalogue, group) for group in ("data", "model")}
+    settings = [f"| `{key}` | `{value}` | {meaning} |" for key, value, meaning in settings_lines(catalogue)]
+    return groups | {
+        "methods": method_table(catalogue),
+        "others": other_choices(catalogue),
+        "settings": "\n".join(["| key | default | meaning |", "|---|---|---|", *settings]),
+    }
+
+
+def choice_table(catalogue: Catalogue, group: str) -> str:
+    rows = [
+        f"| `{choice}` | {catalogue.help_line(group, choice)} |"
+        for choice in catalogue.choices(group)
+        if choice != "recommended"
+    ]
+    return "\n".join([f"| `{group}=` | |", "|---|---|", *rows])
+
+
+def other_choices(catalogue: Catalogue) -> str:
+    lines = []
+    for group in ("prior", "hyper", "schedule", "metric"):
+        named = [c for c in catalogue.choices(group) if c != "recommended"]
+        told = [f"`{c}`" if group == "metric" else f"`{c}` ({catalogue.help_line(group, c)})" for c in named]
+        lines.append(f"- `{group}=` {', '.join(told)}")
+    return "\n".join(lines)
+
+
+def method_table(catalogue: Catalogue) -> str:
+    """Method choices, with what each gives as its class says it."""
+    head = "| `method=` | what it is | networks | structure, weights | draws | closed form | joint scores | evidence |"
+    rows = [head, "|---|---|--:|---|---|---|---|---|"]
+    for choice in catalogue.choices("method"):
+        method: Any = build(catalogue.load("method", choice))
+        structure = f"{method.structure}, {method.weights}" if hasattr(method, "structure") else "–"
+        number = len(method.needs())
+        draws = f"its {number}" if method.finite else "any number" if method.predictive == "draws" else "–"
+        joint = "exact" if method.finite else "by draws" if method.predictive == "draws" else "regression, exact"
+        form = "–" if method.predictive == "draws" else "regression exact, classes probit"
+        if method.predictive == "draws" and not method.finite and getattr(method, "predict", "") == "draws":
+            form = "regression, beside the draws"
+        cells = [
+            f"`{choice}`",
+            catalogue.help_line("method", choice),
+            number,
+            structure,
+            draws,
+            form,
+            joint,
+            "yes" if method.uses_hyper else "–",
+        ]
+        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(rows)
+
+
+# ------------------------------------------------------------------------------------ outputs
+
+
+def outputs() -> dict[str, str]:
+    """The README's commands run in an empty folder; pictures are kept in outputs/results/."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        first = run(folder, "bnn-run")
+        [bands] = folder.glob("outputs/runs/gap1d/*/*/*/figures/bands.png")
+        shutil.copy(bands, RESULTS / "bands.png")
+        shutil.rmtree(folder / "outputs")
+        run(folder, "bnn-run", "-m", "experiment=yacht_methods")
+        report = run(folder, "bnn-report", "--name", "yacht")
+        for path in (folder / "outputs" / "results").iterdir():
+            shutil.copy(path, RESULTS / path.name)
+    rows = [line for line in report.splitlines() if line.startswith("|")]
+    return {"first-run": f"```text\n{abbreviated(first)}\n```", "yacht": "\n".join(rows)}
+
+
+def run(folder: Path, program: str, *words: str) -> str:
+    """Standard output of a command of this environment. Raises SystemExit where it fails."""
+    print(f"running {program} {' '.join(words)}", file=sys.stderr)
+    done = subprocess.run([BIN / program, *words], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{program} {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def abbreviated(text: str) -> str:
+    """Lines that SHOWN matches; a gap becomes one line of dots. Trailing notes are cut."""
+    lines: list[str] = []
+    for line in text.rstrip().splitlines():
+        if SHOWN.search(line):
+            lines.append(line.rstrip())
+        elif lines and lines[-1].strip() != "...":
+            lines.append("  ...")
+    return "\n".join(lines)
+
+
+def closing_line() -> str:
+    """The last line of pytest in a fresh process."""
+    environment = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], cwd=ROOT, capture_output=True, text=True, env=environment, check=False
+    )
+    return f"```text\n{done.stdout.rstrip().splitlines()[-1]}\n```"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
