@@ -62,7 +62,8 @@ class NetworkCache:
         path = self.path(key)
         try:
             with safe_open(path, framework="pt") as f:
-                tensors = {n: f.get_tensor(n) for n in f.keys()}  # noqa: SIM118 - not a mapping
+                # Copies: what is mapped from the file would end the process if the file were cut short later.
+                tensors = {n: f.get_tensor(n).clone() for n in f.keys()}  # noqa: SIM118 - not a mapping
                 about = json.loads((f.metadata() or {})["about"])
             if about["digest"] != _digest(tensors):
                 raise ValueError("digest")

@@ -290,7 +290,8 @@ class Group:
                 nll = -self._log_prob(forward, state.parameters, state.buffers, state.log_noise, x, y).mean(-1)
                 grads = torch.autograd.grad(nll.sum(), trained)
                 for p, grad in zip(trained, grads, strict=True):
-                    p.grad = grad
+                    # Fused optimisers read memory in order: a gradient that comes out transposed would be scrambled.
+                    p.grad = grad.contiguous()
                 with torch.no_grad():
                     for p, factor in zip(weights, shrink, strict=True):
                         assert p.grad is not None
@@ -314,6 +315,7 @@ class Group:
                 if stop():
                     done = f"{state.step / per_epoch:.1f} of {schedule.epochs} epochs"
                     raise Interrupted(f"training stopped after {done}")
+            self._check_weights()
         finally:
             torch.set_num_threads(threads_found)
             self.module.train(was_training)
@@ -330,6 +332,17 @@ class Group:
             f"Lower schedule.lr (it is {self.recipe.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
             bad,
         )
+
+    def _check_weights(self) -> None:
+        """The last loss was finite; the update after it may not have been."""
+        tensors = [*self.state.parameters.values(), *(b for b in self.state.buffers.values() if b.is_floating_point())]
+        finite = torch.stack([torch.isfinite(t.detach()).reshape(len(self.lanes), -1).all(1) for t in tensors]).all(0)
+        if not bool(finite.all()):
+            raise Diverged(
+                f"the weights became infinite or NaN in the last update (step {self.state.step}). "
+                f"Lower schedule.lr (it is {self.recipe.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
+                tuple(int(i) for i in (~finite).nonzero().flatten()),
+            )
 
     @torch.no_grad()
     def _record_epoch(self, epoch: int, lr: float) -> None:

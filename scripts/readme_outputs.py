@@ -31,10 +31,13 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "outputs" / "results"
 BIN = Path(sys.executable).parent
 
-# Of the default's table the README shows these lines; what stands between them becomes one "...".
+UCI = "UCI regression, "
+
+# Of the default's output the README shows these lines, without the notes behind the column n.
+NOTE = re.compile(r"(?<=\d)  S/4 .*")
 SHOWN = re.compile(
-    r"^$|^(data|model)=|^gap1d|^log evidence|^  metric|^(fit|joint|calibration|out of)|^(cell|seconds) |bands\.png"
-    r"|^  (marginal_loglik ↑|rmse|joint_loglik tau=10|dyadic_loglik kappa=2|coverage_90|crps|ood_auroc|epistemic_std)"
+    r"^(data|model)=|^log evidence|^  metric|^(fit|joint|calibration|out of)|^(cell|seconds) |bands\.png"
+    r"|^  (marginal_loglik ↑|rmse|joint_loglik tau=10|dyadic_loglik kappa=2 |coverage_90|ood_auroc \(ood/gap)"
 )
 
 
@@ -77,27 +80,27 @@ def put(text: str, parts: dict[str, str]) -> str:
 def tables() -> dict[str, str]:
     """The parts that follow from the configuration alone."""
     catalogue = Catalogue()
-    groups = {group: choice_table(catalogue, group) for group in ("data", "model")}
     settings = [f"| `{key}` | `{value}` | {meaning} |" for key, value, meaning in settings_lines(catalogue)]
-    return groups | {
+    return {
+        "data": data_table(catalogue),
         "methods": method_table(catalogue),
         "others": other_choices(catalogue),
         "settings": "\n".join(["| key | default | meaning |", "|---|---|---|", *settings]),
     }
 
 
-def choice_table(catalogue: Catalogue, group: str) -> str:
-    rows = [
-        f"| `{choice}` | {catalogue.help_line(group, choice)} |"
-        for choice in catalogue.choices(group)
-        if choice != "recommended"
-    ]
-    return "\n".join([f"| `{group}=` | |", "|---|---|", *rows])
+def data_table(catalogue: Catalogue) -> str:
+    """A line each; the UCI sets share one."""
+    lines = {choice: catalogue.help_line("data", choice) for choice in catalogue.choices("data")}
+    uci = {choice: told.removeprefix(UCI) for choice, told in lines.items() if told.startswith(UCI)}
+    rows = [f"| `{choice}` | {told} |" for choice, told in lines.items() if choice not in uci]
+    names, told = ", ".join(f"`{choice}`" for choice in uci), "; ".join(uci.values())
+    return "\n".join(["| `data=` | |", "|---|---|", *rows, f"| {names} | {UCI}in this order: {told} |"])
 
 
 def other_choices(catalogue: Catalogue) -> str:
     lines = []
-    for group in ("prior", "hyper", "schedule", "metric"):
+    for group in ("model", "prior", "hyper", "schedule", "metric"):
         named = [c for c in catalogue.choices(group) if c != "recommended"]
         told = [f"`{c}`" if group == "metric" else f"`{c}` ({catalogue.help_line(group, c)})" for c in named]
         lines.append(f"- `{group}=` {', '.join(told)}")
@@ -161,14 +164,8 @@ def run(folder: Path, program: str, *words: str) -> str:
 
 
 def abbreviated(text: str) -> str:
-    """Lines that SHOWN matches; a gap becomes one line of dots. Trailing notes are cut."""
-    lines: list[str] = []
-    for line in text.rstrip().splitlines():
-        if SHOWN.search(line):
-            lines.append(line.rstrip())
-        elif lines and lines[-1].strip() != "...":
-            lines.append("  ...")
-    return "\n".join(lines)
+    """The lines that SHOWN matches, without the notes behind the column n."""
+    return "\n".join(NOTE.sub("", line) for line in text.splitlines() if SHOWN.search(line))
 
 
 def closing_line() -> str:

@@ -32,7 +32,7 @@ class Block(Protocol):
         ...
 
     def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
-        """[C, B, P_t] whose products over the last axis are the block's part of J Σ Jᵀ."""
+        """[B, C, P_t] whose products over the last axis are the block's part of J Σ Jᵀ."""
         ...
 
     def covariance(self, jacobian: TensorJacobian, precision: float) -> Tensor:
@@ -41,9 +41,20 @@ class Block(Protocol):
 
 
 def outer(half: Tensor) -> Tensor:
-    """[C, B, P] to [B, C, C], a product over P at each point."""
-    rows = half.transpose(0, 1)
-    return rows @ rows.mT
+    """[B, C, P] to [B, C, C], a product over P at each point."""
+    return half @ half.mT
+
+
+def _one_position(jacobian: TensorJacobian) -> tuple[Tensor, Tensor] | None:
+    """Inputs [B, d] and derivatives [B, C, o] of a factored Jacobian with T = 1; None for any other."""
+    if isinstance(jacobian, Factored) and jacobian.inputs.shape[-1] == 1:
+        return jacobian.inputs[..., 0], jacobian.grads[..., 0]
+    return None
+
+
+def _weighted(grads: Tensor, weight: Tensor) -> Tensor:
+    """Σ_o g_co g_ko w_o at each point: grads [B, C, o], weight [B, o] to [B, C, C]."""
+    return (grads * weight.unsqueeze(1)) @ grads.mT
 
 
 @dataclass(frozen=True)
@@ -64,11 +75,10 @@ class DiagonalBlock:
         return dense * (self.diagonal + precision).rsqrt().to(dense)
 
     def covariance(self, jacobian: TensorJacobian, precision: float) -> Tensor:
-        if isinstance(jacobian, Factored) and jacobian.inputs.shape[1] == 1:
-            variance = (self.diagonal + precision).reciprocal().to(jacobian.inputs)
-            a, g = jacobian.inputs[:, 0], jacobian.grads[:, :, 0]
-            weight = a.square() @ variance.reshape(g.shape[-1], -1).T
-            return torch.einsum("cbo,kbo,bo->bck", g, g, weight)
+        if (pair := _one_position(jacobian)) is not None:
+            a, g = pair
+            variance = (self.diagonal + precision).reciprocal().to(a).reshape(g.shape[-1], -1)
+            return _weighted(g, a.square() @ variance.T)
         return outer(self.half(jacobian, precision))
 
 
@@ -94,25 +104,25 @@ class KroneckerBlock:
         return (self.vectors_g.to(z) @ scaled @ self.vectors_a.to(z).T).reshape(len(z), -1)
 
     def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
-        if isinstance(jacobian, Factored):
-            rotated = self._rotated(jacobian)
-            c, b, _, o = rotated.grads.shape
-            dense = rotated.dense().reshape(c, b, o, -1)
-        else:
-            values = jacobian.dense()
-            c, b, _ = values.shape
-            dense = self.vectors_g.to(values).T @ values.reshape(c, b, len(self.values_g), -1) @ self.vectors_a.to(values)
-        return (dense * self._scale(precision).to(dense)).reshape(c, b, -1)
+        assert isinstance(jacobian, Factored), "a Kronecker block belongs to a weight matrix"
+        b, c, o, t = jacobian.grads.shape
+        if t < len(self.values_a):
+            dense = self._rotated(jacobian).dense().reshape(b * c, o, -1)
+        else:  # fewer numbers in the Jacobian than in the positions it sums over
+            plain = jacobian.dense().reshape(b * c, o, -1)
+            dense = self.vectors_g.to(plain).T @ plain @ self.vectors_a.to(plain)
+        return (dense * self._scale(precision).to(dense)).reshape(b, c, -1)
 
     def _rotated(self, jacobian: Factored) -> Factored:
-        return Factored(jacobian.inputs @ self.vectors_a.to(jacobian.inputs), jacobian.grads @ self.vectors_g.to(jacobian.grads))
+        a, g = jacobian.inputs, jacobian.grads
+        return Factored(self.vectors_a.to(a).T @ a, self.vectors_g.to(g).T @ g)
 
     def covariance(self, jacobian: TensorJacobian, precision: float) -> Tensor:
-        if isinstance(jacobian, Factored) and jacobian.inputs.shape[1] == 1:
+        if _one_position(jacobian) is not None:
+            assert isinstance(jacobian, Factored)
             rotated = self._rotated(jacobian)
-            a, g = rotated.inputs[:, 0], rotated.grads[:, :, 0]
-            weight = a.square() @ self._scale(precision).square().to(a).T  # [B, o]
-            return torch.einsum("cbo,kbo,bo->bck", g, g, weight)
+            a, g = rotated.inputs[..., 0], rotated.grads[..., 0]
+            return _weighted(g, a.square() @ self._scale(precision).square().to(a).T)
         return outer(self.half(jacobian, precision))
 
 
@@ -162,7 +172,7 @@ class BlockGaussian:
         return torch.stack(parts).sum(0)
 
     def half(self, jacobians: BatchJacobians) -> Tensor:
-        """[C, B, P] whose products over the last axis are J Σ Jᵀ, across points too."""
+        """[B, C, P] whose products over the last axis are J Σ Jᵀ, across points too."""
         parts = [self.blocks[name].half(j, lam) for (name, j), lam in zip(jacobians.tensors.items(), self.precisions, strict=True)]
         return torch.cat(parts, dim=-1)
 
@@ -196,8 +206,9 @@ def fit_diagonal(jacobians: Jacobians, batches: Iterator[BatchJacobians]) -> Blo
     sums: dict[str, Tensor] = {}
     for batch in batches:
         for name, j in batch.tensors.items():
-            if isinstance(j, Factored) and j.inputs.shape[1] == 1:
-                part = (j.grads[:, :, 0].square().sum(0).T @ j.inputs[:, 0].square()).reshape(-1)
+            if (pair := _one_position(j)) is not None:
+                a, g = pair
+                part = (g.square().sum(1).T @ a.square()).reshape(-1)
             else:
                 part = j.dense().square().sum((0, 1))
             sums[name] = sums.get(name, 0) + wide(part)
@@ -219,13 +230,14 @@ def fit_kfac(jacobians: Jacobians, batches: Iterator[BatchJacobians], repairs: R
     for batch in batches:
         for name, j in batch.tensors.items():
             if isinstance(j, Factored):
-                a, g = j.inputs.flatten(0, 1), j.grads.flatten(0, 2)
-                factors_a[name] = factors_a.get(name, 0) + wide(a.T @ a)
-                factors_g[name] = factors_g.get(name, 0) + wide(g.T @ g)
-                counts[name] = counts.get(name, 0) + len(a)
+                factors_a[name] = factors_a.get(name, 0) + wide(_gram(j.inputs))
+                factors_g[name] = factors_g.get(name, 0) + wide(_gram(j.grads.flatten(0, 1)))
+                counts[name] = counts.get(name, 0) + j.inputs.shape[0] * j.inputs.shape[2]
                 continue
-            position_grads = jacobians.bias_grads(batch, name)
-            rows = (j.dense() if position_grads is None else position_grads).flatten(0, -2)
+            weight = name.removesuffix("bias") + "weight"
+            if name.endswith("bias") and weight in factors_g:
+                continue  # its block is the weight's output factor
+            rows = j.dense().flatten(0, 1)
             if jacobians.rule(name) == "general":
                 exact[name] = exact.get(name, 0) + wide(rows.square().sum(0))
             else:
@@ -236,11 +248,19 @@ def fit_kfac(jacobians: Jacobians, batches: Iterator[BatchJacobians], repairs: R
             eig_a = eigh(factors_a[name] / counts[name], f"{name} (input factor)", repairs)
             eig_g = eigh(factors_g[name], f"{name} (output factor)", repairs)
             blocks[name] = KroneckerBlock(*eig_a, *eig_g)
+        elif name.endswith("bias") and (factor := factors_g.get(name.removesuffix("bias") + "weight")) is not None:
+            blocks[name] = FullBlock(*eigh(factor, name, repairs))
         elif jacobians.rule(name) == "general":
             blocks[name] = DiagonalBlock(checked(exact[name], name))
         else:
             blocks[name] = FullBlock(*eigh(exact[name], name, repairs))
     return _curvature(jacobians, blocks)
+
+
+def _gram(values: Tensor) -> Tensor:
+    """Σ_b Σ_t v v' of [B, n, T]: [n, n], as one product of long rows."""
+    rows = values.transpose(0, 1).flatten(1)
+    return rows @ rows.T
 
 
 def _curvature(jacobians: Jacobians, blocks: dict[str, Block]) -> BlockCurvature:

@@ -54,7 +54,7 @@ class FullGaussian:
         return (u * self.scale).to(self.dtype)
 
     def half(self, jacobians: BatchJacobians) -> Tensor:
-        """[C, B, r + P] (or [C, B, P] where all directions are kept) whose products are J Σ Jᵀ, float64."""
+        """[B, C, r + P] (or [B, C, P] where all directions are kept) whose products are J Σ Jᵀ, float64."""
         rows = wide(jacobians.dense()) * self.scale
         within = rows @ self.vectors
         informed = within * torch.rsqrt(1 + self.values)

@@ -3,7 +3,7 @@
 For a linear map inside the network, z = W a + b at T positions, the Jacobian of the outputs with
 respect to W is Σ_t g_t a_tᵀ, with a the layer's input and g the outputs' derivatives with respect
 to z. So it is kept as the pair (a, g): KFAC, closed-form variances and linearised draws all work
-on the pair, and the dense Jacobian [C, B, P] is formed only where it is the cheaper side.
+on the pair, and the dense Jacobian [B, C, P] is formed only where it is the cheaper side.
 
 Backward passes sum over the batch, which is right because a network in evaluation mode treats
 points independently; the contract tests check that.
@@ -25,7 +25,8 @@ from bnn_runner.errors import RunFailed
 from bnn_runner.modes import evaluation_mode
 
 Root = Callable[[Tensor], Tensor]
-FLOATS_AT_ONCE = 48_000_000
+FLOATS_AT_ONCE = 8_000_000
+"""Numbers in one intermediate array: more would not fit the caches, and fresh memory costs more than the arithmetic."""
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
@@ -34,43 +35,44 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 class Factored:
     """Jacobian of C outputs at B points with respect to a weight matrix: Σ_t g_t a_tᵀ.
 
-    `inputs` a is [B, T, d], `grads` g is [C, B, T, o]; the weight has o × d numbers.
+    `inputs` a is [B, d, T], `grads` g is [B, C, o, T]; the weight has o × d numbers.
     """
 
     inputs: Tensor
     grads: Tensor
 
     def dense(self) -> Tensor:
-        """[C, B, o·d]."""
-        c, b, t, o = self.grads.shape
+        """[B, C, o·d]."""
+        b, c, o, t = self.grads.shape
         if t == 1:
-            product = self.grads[:, :, 0, :, None] * self.inputs[None, :, 0, None, :]
+            product = self.grads * self.inputs.reshape(b, 1, 1, -1)
         else:
-            product = self.grads.mT @ self.inputs
-        return product.reshape(c, b, -1)
+            product = torch.bmm(self.grads.reshape(b, c * o, t), self.inputs.mT)
+        return product.reshape(b, c, -1)
 
     def apply(self, deltas: Tensor) -> Tensor:
-        """J δ_s for deltas [S, o·d]: [S, C, B], by whichever order of products needs less work."""
-        c, b, t, o = self.grads.shape
-        d, s = self.inputs.shape[-1], len(deltas)
+        """J δ_s for deltas [S, o·d]: [B, C, S], by whichever order of products needs less work."""
+        b, c, o, t = self.grads.shape
+        d, s = self.inputs.shape[1], len(deltas)
         through_activations = s * t * o * (d + c)
         through_jacobian = c * o * d * (t + s)
         if through_jacobian < through_activations:
-            return (self.dense().reshape(c * b, -1) @ deltas.T).reshape(c, b, s).permute(2, 0, 1)
-        out = deltas.new_empty(s, c, b)
+            return (self.dense().reshape(b * c, -1) @ deltas.T).reshape(b, c, s)
+        out = deltas.new_empty(b, c, s)
+        rows = self.inputs.mT.reshape(b * t, d)
+        grads = self.grads.transpose(2, 3).reshape(b, c, t * o)
         step = max(1, FLOATS_AT_ONCE // (b * t * o))
         for i in range(0, s, step):
             part = deltas[i : i + step].reshape(-1, o, d)
-            moved = self.inputs.reshape(b * t, d) @ part.reshape(-1, d).T  # [B·T, S·o]
-            moved = moved.reshape(b, t, len(part), o).permute(0, 2, 1, 3).reshape(b, len(part), t * o)
-            grads = self.grads.permute(1, 2, 3, 0).reshape(b, t * o, c)
-            out[i : i + step] = torch.bmm(moved, grads).permute(1, 2, 0)
+            moved = rows @ part.reshape(-1, d).T  # [B·T, S·o]
+            moved = moved.reshape(b, t, len(part), o).transpose(2, 3).reshape(b, t * o, len(part))
+            out[..., i : i + step] = torch.bmm(grads, moved)
         return out
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Jacobian of C outputs at B points with respect to any tensor, [C, B, P_t]."""
+    """Jacobian of C outputs at B points with respect to any tensor, [B, C, P_t]."""
 
     values: Tensor
 
@@ -78,8 +80,7 @@ class Dense:
         return self.values
 
     def apply(self, deltas: Tensor) -> Tensor:
-        c, b, p = self.values.shape
-        return (self.values.reshape(c * b, p) @ deltas.T).reshape(c, b, -1).permute(2, 0, 1)
+        return self.values @ deltas.T
 
 
 TensorJacobian = Factored | Dense
@@ -93,7 +94,7 @@ class BatchJacobians:
     tensors: dict[str, TensorJacobian]
 
     def dense(self) -> Tensor:
-        """Every tensor side by side, [C, B, P]."""
+        """Every tensor side by side, [B, C, P]."""
         return torch.cat([j.dense() for j in self.tensors.values()], dim=-1)
 
 
@@ -119,6 +120,7 @@ class Jacobians:
         self.names = tuple(network.parameters) if names is None else names
         self._owners: dict[str, nn.Module] = {}
         self._plain: set[str] = set()
+        self._positions: dict[str, int] = {}
         for name in self.names:
             owner = network.module.get_submodule(name.rpartition(".")[0])
             self._owners[name] = owner
@@ -139,10 +141,27 @@ class Jacobians:
         """Numbers in each tensor of the basis."""
         return {name: self.network.parameters[name].numel() for name in self.names}
 
+    def learn_shapes(self, x: Tensor) -> None:
+        """One point through the network, for the number of positions of each layer (batch sizes depend on it)."""
+        self(x[:1])
+
     def batch_size(self, directions: int, largest: int = 512) -> int:
-        """Points at once so that the dense Jacobian of the largest tensor fits the memory budget."""
-        widest = max(self.sizes().values())
-        return max(1, min(largest, FLOATS_AT_ONCE // (directions * widest)))
+        """Points at once so that the largest array of a batch stays within `FLOATS_AT_ONCE`."""
+        return max(1, min(largest, FLOATS_AT_ONCE // max(1, self._floats_per_point(directions))))
+
+    def _floats_per_point(self, directions: int) -> int:
+        """Numbers a point needs in the widest layer: its Jacobian (or, at one position, its factors) and its patches."""
+        widest = 1
+        for name, size in self.sizes().items():
+            positions = self._positions.get(name, 0)
+            rule = self.rule(name)
+            if rule == "matrix" and positions:
+                outputs = self.network.parameters[name].shape[0]
+                dense = size if positions > 1 else outputs
+                widest = max(widest, directions * dense, directions * outputs * positions, size // outputs * positions)
+            else:
+                widest = max(widest, directions * size * max(positions, 1))
+        return widest
 
     def __call__(self, x: Tensor, root: Root | None = None) -> BatchJacobians:
         """Jacobians at x [B, ...] of the K outputs, or of Rᵀ outputs with R = root(outputs) [B, K, C]."""
@@ -175,7 +194,7 @@ class Jacobians:
         return BatchJacobians(values, {name: made[name] for name in self.names})
 
     def _backward(self, outputs: Tensor, visits: dict[nn.Module, list[_Visit]], root: Tensor) -> dict[int, Tensor]:
-        """Derivatives [C, B, ...] of the C directions with respect to every visited output."""
+        """Derivatives [B, C, ...] of the C directions with respect to every visited output."""
         calls = [v for many in visits.values() for v in many]
         rows: list[list[Tensor]] = [[] for _ in calls]
         directions = root.shape[-1]
@@ -185,22 +204,22 @@ class Jacobians:
             )
             for row, grad, call in zip(rows, grads, calls, strict=True):
                 row.append(torch.zeros_like(call.output) if grad is None else grad)
-        return {id(v): torch.stack(row) for v, row in zip(calls, rows, strict=True)}
+        return {id(v): torch.stack(row, dim=1) for v, row in zip(calls, rows, strict=True)}
 
     def _tensor(self, name: str, calls: list[_Visit], grads: list[Tensor]) -> TensorJacobian:
         owner, kind = self._owners[name], name.rpartition(".")[2]
         if isinstance(owner, _NORMS):
             parts = [_norm_jacobian(owner, kind, v.inputs, g, self._buffers_of(name)) for v, g in zip(calls, grads, strict=True)]
-            return Dense(torch.stack(parts).sum(0))
+            self._positions[name] = 1
+            return Dense(sum(parts[1:], parts[0]))
         pairs = [_positions(owner, v.inputs, g) for v, g in zip(calls, grads, strict=True)]
+        self._positions[name] = sum(a.shape[-1] for a, _ in pairs)
         if kind == "bias":
-            return Dense(torch.stack([g.sum(2) for _, g in pairs]).sum(0))
-        return Factored(torch.cat([a for a, _ in pairs], dim=1), torch.cat([g for _, g in pairs], dim=2))
-
-    def bias_grads(self, jacobians: BatchJacobians, name: str) -> Tensor | None:
-        """Derivatives [C, B, T, o] at every position for a bias whose weight is in the basis too."""
-        weight = jacobians.tensors.get(name.removesuffix("bias") + "weight")
-        return weight.grads if isinstance(weight, Factored) and name.endswith("bias") else None
+            parts = [g.sum(-1) for _, g in pairs]
+            return Dense(sum(parts[1:], parts[0]))
+        if len(pairs) == 1:
+            return Factored(*pairs[0])
+        return Factored(torch.cat([a for a, _ in pairs], dim=-1), torch.cat([g for _, g in pairs], dim=-1))
 
     def _buffers_of(self, name: str) -> dict[str, Tensor]:
         prefix = name.rpartition(".")[0] + "."
@@ -216,7 +235,7 @@ class Jacobians:
 
         with evaluation_mode(self.network.module):
             result: dict[str, Tensor] = vmap(jacrev(one), in_dims=(None, 0, 0))(chosen, x, root)
-        return {n: Dense(j.detach().flatten(2).transpose(0, 1)) for n, j in result.items()}
+        return {n: Dense(j.detach().flatten(2)) for n, j in result.items()}
 
     def over(self, batches: Iterator[tuple[Tensor, Any]], root: Root | None = None) -> Iterator[tuple[BatchJacobians, Any]]:
         """Jacobians batch after batch, beside the targets."""
@@ -236,26 +255,27 @@ def _recorder(visits: dict[nn.Module, list[_Visit]]) -> Callable[..., Tensor]:
 
 
 def _positions(owner: nn.Module, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs [B, T, d] and derivatives [C, B, T, o] of a linear or convolution layer, position by position."""
+    """Inputs [B, d, T] and derivatives [B, C, o, T] of a linear or convolution layer, position by position."""
     if isinstance(owner, nn.Conv2d):
         if isinstance(owner.padding, str):
             raise RunFailed("the curvature of a convolution with string padding is not implemented. Give the padding as numbers.")
         patches = nn.functional.unfold(inputs, owner.kernel_size, owner.dilation, owner.padding, owner.stride)
-        return patches.mT, grads.flatten(3).mT
-    batch = len(inputs)
+        return patches, grads.flatten(3)
+    batch, directions = grads.shape[:2]
     positions = math.prod(inputs.shape[1:-1])
-    return inputs.reshape(batch, positions, -1), grads.reshape(len(grads), batch, positions, -1)
+    flat_grads = grads.reshape(batch, directions, positions, -1)
+    return inputs.reshape(batch, positions, -1).mT, flat_grads.mT
 
 
 def _norm_jacobian(owner: nn.Module, kind: str, inputs: Tensor, grads: Tensor, buffers: dict[str, Tensor]) -> Tensor:
-    """Jacobian [C, B, P_t] of a norm layer's scale or shift."""
+    """Jacobian [B, C, P_t] of a norm layer's scale or shift."""
     if kind == "weight":
         shape = {n: p.shape for n, p in owner.named_parameters()}
         unit = {"weight": inputs.new_ones(shape["weight"])}
         if "bias" in shape:
             unit["bias"] = inputs.new_zeros(shape["bias"])
         with evaluation_mode(owner):
-            grads = grads * functional_call(owner, unit | buffers, (inputs,)).detach()
+            grads = grads * functional_call(owner, unit | buffers, (inputs,)).detach().unsqueeze(1)
     if isinstance(owner, nn.LayerNorm):
         keep = len(owner.normalized_shape)
         middle = range(2, grads.dim() - keep)

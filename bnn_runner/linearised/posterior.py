@@ -75,11 +75,11 @@ class LinearisedDraws:
         with torch.no_grad():
             for piece in x.split(self.jacobians.batch_size(self._num_outputs(x))):
                 batch = self.jacobians(piece)
-                moved = batch.outputs.T.unsqueeze(0).repeat(len(self), 1, 1)  # [S, K, B]
+                moved = batch.outputs.unsqueeze(-1).repeat(1, 1, len(self))  # [B, K, S]
                 for name, jacobian in batch.tensors.items():
                     moved += jacobian.apply(deltas[name])
-                parts.append(moved.transpose(1, 2))
-        return torch.cat(parts, dim=1)
+                parts.append(moved)
+        return torch.cat(parts).permute(2, 0, 1)
 
     def _num_outputs(self, x: Tensor) -> int:
         return int(self.jacobians.network(x[:1]).shape[-1])
@@ -143,8 +143,8 @@ class LinearisedLaplace:
         rows = []
         with torch.no_grad():
             for x, _ in split.batches(64):
-                half = wide(self.gaussian.half(self.jacobians(x)))  # [K, B, R]
-                rows.append(half.transpose(0, 1).flatten(0, 1))
+                half = wide(self.gaussian.half(self.jacobians(x)))  # [B, K, R]
+                rows.append(half.flatten(0, 1))
         stacked = torch.cat(rows)
         return stacked @ stacked.T
 

@@ -67,6 +67,7 @@ class Laplace:
     def _fit(self, task: Task, network: Network, context: FitContext) -> LinearisedLaplace | NetworkLaplace:
         names, treatment = self._basis(network, task)
         jacobians = Jacobians(network, names)
+        jacobians.learn_shapes(task.train.gather(torch.arange(1))[0])
         repairs = Repairs()
         structure = self._structure(task, jacobians)
         curvature = self._curvature(structure, task, jacobians, repairs, context)

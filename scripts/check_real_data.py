@@ -1,0 +1,140 @@
+"""The commands that must hold on real data, run as a user types them; each line says what was found.
+
+    python scripts/check_real_data.py           small sizes, some two minutes on 2 cores
+    python scripts/check_real_data.py --full    the sizes that are promised, some half an hour on 2 cores
+
+Needs MNIST, CIFAR-10 and the UCI sets in BNN_DATA_DIR (or the default data folder). Runs in a
+temporary folder, or in --folder, which is kept. Exit code 1 where something does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that came to its end."""
+
+    out: str
+    seconds: float
+
+
+@dataclass
+class Checks:
+    """Runs commands in `folder` and keeps count of what does not hold."""
+
+    folder: Path
+    failures: int = 0
+
+    def run(self, command: str, *more: str) -> Ended:
+        program, *words = [*command.split(), *more]
+        print(f"$ {' '.join([program, *words])}", flush=True)
+        start = time.perf_counter()
+        path = shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        done = subprocess.run([path or program, *words], cwd=self.folder, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - start
+        self.holds(done.returncode == 0, f"ends well, in {seconds:.0f} s")
+        if done.returncode != 0:
+            print(done.stdout[-3000:], done.stderr[-3000:], sep="\n")
+        return Ended(done.stdout, seconds)
+
+    def holds(self, right: bool, what: str) -> None:
+        self.failures += not right
+        print(f"  {'ok    ' if right else 'FAILED'} {what}", flush=True)
+
+    def cells(self, pattern: str) -> list[Path]:
+        return sorted(p.parent for p in self.folder.glob(f"outputs/runs/{pattern}/*/DONE"))
+
+    def score(self, pattern: str, metric: str) -> float:
+        """A metric on the test set, of the mean over the finished cells; NaN where there is none."""
+        values = []
+        for cell in self.cells(pattern):
+            rows = list(csv.DictReader((cell / "metrics.csv").read_text(encoding="utf-8").splitlines()))
+            values += [float(row["value"]) for row in rows if row["metric"] == metric and row["split"] == "test"][:1]
+        return sum(values) / len(values) if values else float("nan")
+
+
+def mnist(checks: Checks, full: bool) -> None:
+    """MAP is accurate, in time; KFAC Laplace trains nothing and its linearised mean has MAP's accuracy."""
+    small = [] if full else "schedule.epochs=3 data.train_size=6000 data.test_size=2000 figures=false".split()
+    map_run = checks.run("bnn-run data=mnist model=lenet method=map", *small)
+    accuracy, wanted = checks.score("mnist/lenet/map", "accuracy"), 0.988 if full else 0.90
+    checks.holds(accuracy >= wanted, f"test accuracy {accuracy:.4f}, at least {wanted}")
+    if full:
+        checks.holds(map_run.seconds < 300, "in under 5 minutes")
+    laplace = checks.run("bnn-run data=mnist model=lenet method=laplace_kfac", *small)
+    checks.holds("nothing to train" in laplace.out, "trains nothing, and says so")
+    kfac = checks.score("mnist/lenet/laplace_kfac", "accuracy")
+    # Draws average probabilities, so a few points near a boundary may change sides.
+    checks.holds(abs(kfac - accuracy) < 0.005, f"KFAC Laplace's accuracy {kfac:.4f} is near MAP's")
+
+
+def cifar10(checks: Checks, full: bool) -> None:
+    """Real CIFAR-10 through a ResNet-20 and Laplace, within time and memory."""
+    sizes = "data.train_size=5000 data.test_size=1000 eval.num_draws=50"
+    if not full:
+        sizes = "data.train_size=300 data.test_size=100 eval.num_draws=5 schedule.epochs=2 schedule.warmup_epochs=0"
+    done = checks.run(f"bnn-run data=cifar10 model=resnet20 method=laplace {sizes}", *([] if full else ["figures=false"]))
+    [*cells] = checks.cells("cifar10/resnet20/laplace")
+    checks.holds(len(cells) == 1, "one finished cell")
+    if full:
+        checks.holds(done.seconds < 600, "in under 10 minutes")
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    checks.holds(peak < 4 * GIB, f"largest memory so far {peak / GIB:.2f} GiB, under 4")
+    if cells:
+        facts = json.loads((cells[0] / "cell.json").read_text(encoding="utf-8"))
+        checks.holds(facts["shortened"] is None, f"not shortened ({facts['shortened']})")
+
+
+def yacht(checks: Checks, full: bool) -> None:
+    """Three methods by three seeds, one report, and nothing left to do when typed again."""
+    small = [] if full else ["schedule.epochs=100", "figures=false"]
+    sweep = "bnn-run -m data=yacht method=map,ensemble,laplace seed=0,1,2"
+    checks.run(sweep, *small)
+    cells = checks.cells("yacht/mlp/*")
+    checks.holds(len(cells) == 9, f"{len(cells)} finished cells, of nine")
+    again = checks.run(sweep, *small)
+    checks.holds(again.out.count("already finished") == 9, "typed again it skips all nine")
+    checks.holds(again.seconds < 60, "in seconds")
+    checks.run("bnn-report --data yacht --format csv")
+    rows = list(csv.DictReader((checks.folder / "outputs/results/comparison.csv").read_text().splitlines()))
+    numbers = [row["n"] for row in rows if "n" in row]
+    checks.holds(bool(numbers) and set(numbers) == {"3"}, f"the report has n = 3 everywhere ({len(numbers)} rows)")
+    single, ensemble = (checks.score(f"yacht/mlp/{method}", "rmse") for method in ("map", "ensemble"))
+    checks.holds(ensemble < 1.25 * single, f"RMSE of the ensemble {ensemble:.3f}, of MAP {single:.3f}: not far above it")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="the promised sizes, and their times and scores")
+    parser.add_argument("--folder", type=Path, help="run here and keep it, instead of in a temporary folder")
+    parser.add_argument("--only", choices=["yacht", "mnist", "cifar10"], help="one of the three")
+    arguments = parser.parse_args()
+    chosen = {"yacht": yacht, "mnist": mnist, "cifar10": cifar10}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        checks = Checks(folder)
+        for name, check in chosen.items():
+            if arguments.only in (None, name):
+                check(checks, arguments.full)
+    print("all holds" if not checks.failures else f"{checks.failures} checks failed")
+    return int(checks.failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

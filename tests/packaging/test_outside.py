@@ -1,0 +1,205 @@
+"""A method, a data set, a model and a metric from outside the package: one Python file and one YAML file each."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bnn_runner.cli.main import run
+
+FILES = {
+    "stairs.py": '''
+from dataclasses import dataclass
+
+import torch
+
+from bnn_runner.base import TaskSpec
+from bnn_runner.data.splits import Sizes, divide
+from bnn_runner.data.tables import table_task
+from bnn_runner.streams import generator
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """One input, a step for each unit."""
+
+    num_points: int
+    val_fraction: float
+    train_size: int | None
+    test_size: int | None
+
+    def spec(self):
+        return TaskSpec("stairs", "regression", (1,), 1, self.val_fraction)
+
+    def load(self, data_dir, seed):
+        x = 4 * torch.rand(self.num_points, 1, generator=generator(seed, "stairs"), dtype=torch.float64)
+        rows, half = torch.arange(self.num_points), self.num_points // 2
+        sizes = Sizes(self.val_fraction, self.train_size, self.test_size)
+        return table_task(self.spec(), x, x.floor(), divide(rows[:half], rows[half:], sizes, seed, None, None))
+''',
+    "conf/data/stairs.yaml": """
+# a staircase
+_target_: stairs.Stairs
+num_points: 80
+val_fraction: 0.1
+train_size: null
+test_size: null
+recommended:
+  model: waves
+  schedule: adam
+  values:
+    schedule.epochs: 30
+    eval.num_draws: 16
+""",
+    "waves.py": '''
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Waves:
+    """A line over sines of the inputs."""
+
+    frequencies: int
+
+    def problems(self, spec):
+        return [] if len(spec.input_shape) == 1 else [f"model=waves reads rows, and data={spec.name} has images."]
+
+    def build(self, spec):
+        return nn.Sequential(nn.Linear(spec.input_shape[0], self.frequencies), Sine(), nn.Linear(self.frequencies, spec.num_outputs))
+
+
+class Sine(nn.Module):
+    def forward(self, x):
+        return torch.sin(x)
+''',
+    "conf/model/waves.yaml": """
+# sines
+_target_: waves.Waves
+frequencies: 8
+""",
+    "coin.py": '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bnn_runner.base import TrainingSpec
+from bnn_runner.posteriors import Networks
+
+
+@dataclass(frozen=True)
+class Coin:
+    """The MAP network and one other."""
+
+    other: int
+    finite: ClassVar[bool] = True
+    uses_hyper: ClassVar[bool] = False
+    predictive: ClassVar[str] = "draws"
+
+    def problems(self, spec, hyper):
+        return []
+
+    def needs(self):
+        return [TrainingSpec(0), TrainingSpec(self.other)]
+
+    def fit(self, task, networks, context):
+        return Networks(tuple(networks), {"other": self.other})
+''',
+    "conf/method/coin.yaml": """
+# two networks
+_target_: coin.Coin
+other: 7
+""",
+    "worst.py": '''
+from dataclasses import dataclass
+
+from bnn_runner.base import Score
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The largest squared error of the mean of means, over the first `points`."""
+
+    points: int
+
+    def __call__(self, evaluation, seed):
+        test = evaluation.test
+        if test.means is None:
+            return []
+        errors = (test.means.mean(0) - test.targets).square()[: self.points]
+        return [Score("worst_squared_error", float(errors.max()), n=len(errors), better="lower", unit="target units squared")]
+''',
+    "conf/metric/worst.yaml": """
+# @package metric.worst
+# the largest squared error
+_target_: worst.Worst
+points: 20
+""",
+}
+MODULES = ("stairs", "waves", "coin", "worst")
+WORDS = ["--config-dir", "mine/conf", f"allow=[{','.join(MODULES)}]", "data=stairs", "method=coin", "figures=false"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name, text in FILES.items():
+        path = tmp_path / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.lstrip(), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    yield tmp_path
+    sys.path[:] = before
+    for module in MODULES:
+        sys.modules.pop(module, None)
+
+
+def test_all_four_run_and_are_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(WORDS) == 0
+    assert "worst_squared_error" in capsys.readouterr().out
+    [cell] = here.glob("outputs/runs/stairs/waves/coin/0-*")
+    assert (cell / "DONE").is_file()
+    facts = json.loads((cell / "cell.json").read_text())
+    assert facts["config"]["schedule.epochs"] == 30 and facts["report"]["other"] == 7
+    rows = {row["metric"]: row for row in csv.DictReader((cell / "metrics.csv").read_text().splitlines())}
+    assert int(rows["worst_squared_error"]["n"]) == 20
+    assert float(rows["worst_squared_error"]["value"]) >= float(rows["rmse"]["value"]) ** 2
+    assert run(["--config-dir", "mine/conf", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "a staircase" in told and "two networks" in told and "the largest squared error" in told
+
+
+def test_they_go_with_what_is_built_in(here: Path) -> None:
+    assert run([*WORDS, "method=laplace", "model=mlp", "schedule.epochs=5", "eval.num_draws=8", "metric=[worst,joint]"]) == 0
+    assert run([*WORDS, "data=gap1d", "model=waves", "method=ensemble", "schedule.epochs=5"]) == 0
+    assert len(list(here.glob("outputs/runs/*/*/*/*/DONE"))) == 2
+
+
+def test_an_unfit_pair_and_an_untrusted_package_are_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*WORDS, "data=mnist", "model=waves"]) == 2
+    assert "model=waves reads rows" in capsys.readouterr().err
+    assert run([word for word in WORDS if not word.startswith("allow=")]) == 2
+    told = capsys.readouterr().err
+    assert all(f"{module} is not a package that you trust yet" in told for module in ("stairs", "coin"))
+
+
+def test_the_printed_command_makes_the_cell_again(here: Path) -> None:
+    """In a process of its own, which has never seen these modules, from another folder."""
+    assert run([*WORDS, "schedule.epochs=3"]) == 0
+    [cell] = here.glob("outputs/runs/stairs/waves/coin/0-*")
+    command = (cell / "command.txt").read_text().strip()
+    other = here / "elsewhere"
+    other.mkdir()
+    program = f'"{Path(sys.executable).parent}/{command.split(" ", 1)[0]}" {command.split(" ", 1)[1]}'
+    done = subprocess.run(["bash", "-c", program], cwd=other, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [again] = other.glob("outputs/runs/stairs/waves/coin/0-*")
+    assert again.name == cell.name
+    assert (again / "metrics.csv").read_text() == (cell / "metrics.csv").read_text()

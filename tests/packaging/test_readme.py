@@ -1,0 +1,120 @@
+"""The README's commands run, in its order, in one folder; its example of an own method works; its tables are up to date.
+
+Every line of every ```bash block is a test. A command is checked as it is written (nothing unknown
+in it) and then run with the overrides of SMALLER behind it, so that it takes seconds. Blocks behind
+`<!-- not run: reason -->` are installations, which .ci/run does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bnn_runner.checking import check
+from bnn_runner.cli import main as bnn_run
+from bnn_runner.cli import report as bnn_report
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>.+?) -->\n)?```(?P<language>\w+)\n(?P<body>.*?)```", re.DOTALL)
+NEED_FILES = ("data=mnist", "data=cifar10", "data=concrete", "data=yacht", "experiment=yacht_methods")
+
+# What makes a command small, by a word that it contains: the first that fits is put behind it.
+SMALLER = {
+    "data=mnist": "schedule.epochs=1 data.train_size=200 data.test_size=100 eval.num_draws=8 eval.max_ood=100 "
+    "figures=false",
+    "data=cifar10": "schedule.epochs=2 data.train_size=60 data.test_size=40 eval.num_draws=4 eval.max_ood=40 figures=false",
+    "experiment=yacht_methods": "schedule.epochs=4 eval.num_draws=20 figures=false",
+    "data=concrete": "schedule.epochs=4 figures=false",
+    "data=two_moons": "schedule.epochs=4 hyper.num=4 eval.num_draws=50",
+    "bnn-run": "schedule.epochs=20 eval.num_draws=50",
+}
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(body, reason why it is not run or "") of the blocks of a language."""
+    return [(m["body"], m["reason"] or "") for m in BLOCK.finditer(README) if m["language"] == language]
+
+
+COMMANDS = [line for body, reason in blocks("bash") if not reason for line in body.splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One folder for all commands, with the README's own method in it."""
+    path = tmp_path_factory.mktemp("readme")
+    [(method, _)], [(config, _)] = blocks("python"), blocks("yaml")
+    (path / "mine" / "conf" / "method").mkdir(parents=True)
+    (path / "mine" / "weight_noise.py").write_text(method, encoding="utf-8")
+    (path / "mine" / "conf" / "method" / "weight_noise.yaml").write_text(config, encoding="utf-8")
+    sys_path = list(sys.path)
+    yield path
+    sys.path[:] = sys_path
+    sys.modules.pop("weight_noise", None)
+
+
+def smaller(words: list[str]) -> list[str]:
+    """The words with the overrides behind them that make them small."""
+    if words[0] != "bnn-run" or "--help" in words:
+        return words
+    return [*words, *next(more for word, more in SMALLER.items() if word in words).split()]
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(COMMANDS) >= 10
+    reasons = {reason for _, reason in blocks("bash") if reason}
+    assert len(reasons) == 2, "only the two installations are not run"
+    unknown = [line for line in COMMANDS if shlex.split(line)[0] not in ("bnn-run", "bnn-report")]
+    assert not unknown
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_command_as_written_has_no_mistake(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    words = shlex.split(line)
+    if words[0] == "bnn-report":
+        bnn_report._parser().parse_args(words[1:])
+        return
+    flags = bnn_run.read_flags(words[1:])
+    check(flags.overrides, flags.config_dirs, flags.multirun)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_command_runs(
+    line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(line)
+    if any(need in words for need in NEED_FILES) and not os.environ.get("BNN_DATA_DIR"):
+        pytest.skip("needs data files, and BNN_DATA_DIR is not set")
+    monkeypatch.chdir(folder)
+    if words[0] == "bnn-report":
+        if not os.environ.get("BNN_DATA_DIR"):
+            pytest.skip("reports on the runs before it, which need data files, and BNN_DATA_DIR is not set")
+        assert bnn_report.main(words[1:]) == 0
+        assert ("| yacht | " if "yacht" in words else "| mnist | ") in capsys.readouterr().out
+        return
+    assert bnn_run.run(smaller(words)[1:]) == 0
+    told = capsys.readouterr().out
+    if words[1:] == ["data=mnist", "method=laplace_kfac"]:
+        assert "nothing to train" in told
+    if words[1:] == ["data=mnist", "method=ensemble"]:
+        assert "1 from the cache, 4 to train" in told
+
+
+def test_tables_are_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "readme_outputs.py"))
+    assert script["put"](README, script["tables"]()) == README, "run python scripts/readme_outputs.py"
+
+
+def test_pictures_and_files_are_there() -> None:
+    linked = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert linked
+    assert not [name for name in linked if not (ROOT / name).is_file()]
