@@ -284,6 +284,15 @@ class ClosedForm(Protocol):
         ...
 
 
+@runtime_checkable
+class Centred(Protocol):
+    """A posterior over functions with a centre, say f(x, w*) of a linearised one."""
+
+    def centre(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of the centre."""
+        ...
+
+
 @dataclass(frozen=True)
 class FitContext:
     """What a method may use beside the task and the networks: seed, hyper rule, and a way to tell progress."""
@@ -333,7 +342,8 @@ class SplitEvaluation:
     """What S draws say about N points of one split, in original target units.
 
     `loglik` [S, N]: log p(y_n | f_s(x_n)) in nats, absent without targets. Classes: `mean_probs`
-    [N, K], `mean_entropy` [N] (mean over draws of the entropy of each, nats). Regression: `means`
+    [N, K], `mean_entropy` [N] (mean over draws of the entropy of each, nats), and `centre` [N], the
+    class that the posterior's centre (f(x, w*) of a linearised one) prefers, where it has one. Regression: `means`
     [S, N, K] and `variances` [S or 1, N or 1, K] of y given each draw; a closed form has S = 1,
     `variances` total, and `epistemic` [N, K] the part of it that the posterior adds.
     """
@@ -343,6 +353,7 @@ class SplitEvaluation:
     targets: Tensor | None = None
     mean_probs: Tensor | None = None
     mean_entropy: Tensor | None = None
+    centre: Tensor | None = None
     means: Tensor | None = None
     variances: Tensor | None = None
     epistemic: Tensor | None = None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import (
+    Centred,
     ClosedForm,
     Draws,
     Evaluation,
@@ -74,16 +75,27 @@ def evaluate(
             assert isinstance(posterior, ClosedForm)
             scored = _score_moments(task, posterior, predictive, splits, batch_size, progress)
         joint, joint_notes = _gaussian_joint(task, posterior, batch_size)
+        scored_splits = _with_centre(task, posterior, scored.splits, batch_size)
     return Evaluation(
         kind=task.spec.kind,
         predictive="probit" if predictive == "closed_form" and task.spec.kind == "classification" else predictive,
         finite=posterior.finite,
         has_joint=predictive == "draws",
         log_weights=scored.log_weights,
-        splits=scored.splits,
+        splits=scored_splits,
         gaussian_joint=joint,
         notes=(*notes, *scored.notes, *joint_notes),
     )
+
+
+def _with_centre(
+    task: Task, posterior: Posterior, splits: Mapping[str, SplitEvaluation], batch_size: int
+) -> dict[str, SplitEvaluation]:
+    """The test split with the class that the posterior's centre prefers, where it has one."""
+    if task.spec.kind != "classification" or not isinstance(posterior, Centred):
+        return dict(splits)
+    preferred = torch.cat([posterior.centre(x).argmax(-1).cpu() for x, _ in task.test.batches(batch_size)])
+    return {**splits, "test": replace(splits["test"], centre=preferred)}
 
 
 @dataclass(frozen=True)

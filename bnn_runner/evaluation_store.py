@@ -23,7 +23,7 @@ from bnn_runner.errors import UserError
 
 TENSORS, FACTS = "evaluation.safetensors", "evaluation.json"
 FORMAT = 1
-_FIELDS = ("ids", "loglik", "targets", "mean_probs", "mean_entropy", "means", "variances", "epistemic")
+_FIELDS = ("ids", "loglik", "targets", "mean_probs", "mean_entropy", "centre", "means", "variances", "epistemic")
 
 
 class DamagedEvaluation(UserError):

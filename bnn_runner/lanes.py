@@ -34,7 +34,9 @@ def lane_forward(module: nn.Module, strategy: Strategy) -> Forward:
 
         def single(parameters: Tensors, buffers: Tensors, x: Tensor) -> Tensor:
             tensors = {name: t[0] for name, t in (parameters | buffers).items()}
-            return functional_call(module, tensors, (x[0],)).unsqueeze(0)
+            # Convolutions are up to a quarter faster on images whose channels lie next to each other.
+            batch = x[0].contiguous(memory_format=torch.channels_last) if x.dim() == 5 else x[0]
+            return functional_call(module, tensors, (batch,)).unsqueeze(0)
 
         return single
     if strategy == "native":

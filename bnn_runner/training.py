@@ -253,6 +253,12 @@ class Group:
         noise = torch.zeros(1, device=outputs.device) if log_noise is None else log_noise.unsqueeze(-2)
         return Gaussian(noise).log_prob(outputs, y)
 
+    def resume(self, checkpoint: Path) -> int:
+        """Go on from a checkpoint, if there is a sound one; the step it stands at (0: from the start)."""
+        if self.state.step == 0:
+            self.state.load(checkpoint, self.device)
+        return self.state.step
+
     def train(self, checkpoint: Path | None, progress: Progress, stop: Callable[[], bool] = lambda: False) -> list[Network]:
         """Train to the end of the schedule and give one network a lane.
 
@@ -265,7 +271,7 @@ class Group:
             raise ValueError("these lanes are to be trained one after the other, each in a group of its own")
         state, schedule = self.state, self.recipe.schedule
         if checkpoint is not None:
-            state.load(checkpoint, self.device)
+            self.resume(checkpoint)
         forward = lane_forward(self.module, self.strategy)
         trained = [p for group in state.optimizer.param_groups for p in group["params"]]
         weights, shrink = [], []

@@ -96,6 +96,8 @@ class Workplan:
             while members:
                 group = self._group(members)
                 checkpoint = self.cache.partial(digest([t.key for t in members]))
+                if step := group.resume(checkpoint):
+                    self.say(f"going on from a checkpoint at step {step} of {group.total_steps}")
                 try:
                     networks = group.train(checkpoint, lambda s, done, total: self.progress(s + suffix, done, total), self.stop)
                 except Diverged as error:

@@ -155,6 +155,13 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
             rows = wide(batch.dense().flatten(0, 1))
             gram = rows.T @ rows if gram is None else gram.addmm_(rows.T, rows)
         assert gram is not None
-        return FullCurvature(None, checked(gram, "the network"), sizes, dtype, repairs)
+        return FullCurvature(None, _checked_columns(gram, gram.diagonal().unsqueeze(0), sizes), sizes, dtype, repairs)
     collected = torch.cat([wide(batch.dense().flatten(0, 1)) for batch in batches])
-    return FullCurvature(checked(collected, "the network"), None, sizes, dtype, repairs)
+    return FullCurvature(_checked_columns(collected, collected, sizes), None, sizes, dtype, repairs)
+
+
+def _checked_columns(matrix: Tensor, columns: Tensor, sizes: dict[str, int]) -> Tensor:
+    """The matrix, if all its numbers are finite; otherwise an error naming the first tensor with bad `columns` [.., P]."""
+    for name, part in zip(sizes, columns.split(list(sizes.values()), dim=1), strict=True):
+        checked(part, name)
+    return checked(matrix, "the network")

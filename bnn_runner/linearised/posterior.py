@@ -128,6 +128,11 @@ class LinearisedLaplace:
     def draws(self, num_draws: int, seed: int) -> LinearisedDraws:
         return LinearisedDraws(self.jacobians, self.gaussian, seed, 0, num_draws)
 
+    def centre(self, x: Tensor) -> Tensor:
+        """f(x, w*) [B, K], the mean of the draws: the MAP network's own outputs."""
+        with torch.no_grad():
+            return self.jacobians.network(x)
+
     def moments(self, x: Tensor) -> Moments:
         """Mean f(x, w*) [B, K] and covariance J Σ Jᵀ [B, K, K] of the outputs."""
         means, covariances = [], []

@@ -10,7 +10,11 @@ from bnn_runner.metrics.mixture import mean_score
 
 @dataclass(frozen=True)
 class Accuracy:
-    """`accuracy`: share of test points whose class has the largest mean probability."""
+    """`accuracy`: share of test points whose class has the largest mean probability.
+
+    `accuracy_of_centre`: the same for the posterior's centre. That of linearised Laplace is the MAP
+    network itself, so this equals MAP's accuracy (a check, and what averaging over draws changes).
+    """
 
     def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
         test = evaluation.test
@@ -19,4 +23,8 @@ class Accuracy:
         right = (test.mean_probs.argmax(-1) == test.targets).double()
         # argmax of NaN is some class: such a point must not pass for right or wrong
         right[test.mean_probs.isnan().any(-1)] = float("nan")
-        return [mean_score("accuracy", right, evaluation, better="higher", unit="fraction")]
+        scores = [mean_score("accuracy", right, evaluation, better="higher", unit="fraction")]
+        if test.centre is not None:
+            centre = (test.centre == test.targets).double()
+            scores.append(mean_score("accuracy_of_centre", centre, evaluation, better="higher", unit="fraction"))
+        return scores

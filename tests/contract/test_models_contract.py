@@ -114,20 +114,20 @@ def test_jacobians_are_those_of_autograd(name: str, kind: str) -> None:
     assert list(plain.tensors) == list(network.parameters) == [n for n, _ in module.named_parameters()]
     values = root(plain.outputs)  # [B, K, C]
     for n, j in reference.items():
-        torch.testing.assert_close(plain.tensors[n].dense(), j.transpose(0, 1), rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}")
-        expected = torch.einsum("bkc,bkp->cbp", values, j)
+        torch.testing.assert_close(plain.tensors[n].dense(), j, rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}")
+        expected = torch.einsum("bkc,bkp->bcp", values, j)
         torch.testing.assert_close(rooted.tensors[n].dense(), expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}")
     deltas = torch.randn(2, sum(jacobians.sizes().values()), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     parts = deltas.split(list(jacobians.sizes().values()), dim=1)
     moved = sum(j.apply(d) for j, d in zip(plain.tensors.values(), parts, strict=True))
-    expected = sum(torch.einsum("bkp,sp->skb", reference[n], d) for n, d in zip(reference, parts, strict=True))
+    expected = sum(torch.einsum("bkp,sp->bks", reference[n], d) for n, d in zip(reference, parts, strict=True))
     torch.testing.assert_close(moved, expected, rtol=1e-8, atol=1e-8)
 
     last = last_layer_names(network, x)
     assert {n.rpartition(".")[2] for n in last} == {"weight", "bias"}
     some = Jacobians(network, last)(x)
     for n in last:
-        torch.testing.assert_close(some.tensors[n].dense(), reference[n].transpose(0, 1), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(some.tensors[n].dense(), reference[n], rtol=1e-8, atol=1e-10)
 
 
 def test_curvature_roots_are_hessians() -> None:

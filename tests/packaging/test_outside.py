@@ -74,7 +74,8 @@ class Waves:
         return [] if len(spec.input_shape) == 1 else [f"model=waves reads rows, and data={spec.name} has images."]
 
     def build(self, spec):
-        return nn.Sequential(nn.Linear(spec.input_shape[0], self.frequencies), Sine(), nn.Linear(self.frequencies, spec.num_outputs))
+        first, last = nn.Linear(spec.input_shape[0], self.frequencies), nn.Linear(self.frequencies, spec.num_outputs)
+        return nn.Sequential(first, Sine(), last)
 
 
 class Sine(nn.Module):
@@ -134,7 +135,7 @@ class Worst:
         if test.means is None:
             return []
         errors = (test.means.mean(0) - test.targets).square()[: self.points]
-        return [Score("worst_squared_error", float(errors.max()), n=len(errors), better="lower", unit="target units squared")]
+        return [Score("worst_squared_error", float(errors.max()), n=len(errors), better="lower", unit="squared")]
 ''',
     "conf/metric/worst.yaml": """
 # @package metric.worst
@@ -177,7 +178,10 @@ def test_all_four_run_and_are_scored(here: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_they_go_with_what_is_built_in(here: Path) -> None:
-    assert run([*WORDS, "method=laplace", "model=mlp", "schedule.epochs=5", "eval.num_draws=8", "metric=[worst,joint]"]) == 0
+    assert (
+        run([*WORDS, "method=laplace", "model=mlp", "schedule.epochs=5", "eval.num_draws=8", "metric=[worst,joint]"])
+        == 0
+    )
     assert run([*WORDS, "data=gap1d", "model=waves", "method=ensemble", "schedule.epochs=5"]) == 0
     assert len(list(here.glob("outputs/runs/*/*/*/*/DONE"))) == 2
 
