@@ -130,7 +130,7 @@ def _facts(work: Work, session: Session) -> dict[str, Any]:
         "method": cell.method,
         "seed": cell.seed,
         "hash": cell.hash,
-        "choices": experiment.choices,
+        "choices": {g: c for g, c in experiment.choices.items() if g != "hyper" or experiment.method.uses_hyper},
         "recipe": RECIPE,
         "version": __version__,
         "kind": work.task.spec.kind,

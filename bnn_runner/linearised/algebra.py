@@ -33,7 +33,7 @@ def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
     """Eigenvalues (ascending, negative ones set to 0) and eigenvectors of a positive semidefinite matrix.
 
     Where the device's solver fails, the CPU's is tried; both counted. Rounding leaves small negative
-    eigenvalues, which are set to zero; one below −1e-6 of the largest, more than float32 sums explain, is counted.
+    eigenvalues, which are set to zero; one below −1e-5 of the largest, more than float32 sums explain, is counted.
     """
     matrix = checked(wide(matrix), name)
     matrix = (matrix + matrix.mT) / 2
@@ -44,7 +44,7 @@ def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
     except torch.linalg.LinAlgError:
         repairs["eigh_on_cpu"] += 1
         values, vectors = (t.to(matrix.device) for t in torch.linalg.eigh(matrix.cpu()))
-    if float(values[0]) < -1e-6 * max(float(values[-1]), 1e-300):
+    if float(values[0]) < -1e-5 * max(float(values[-1]), 1e-300):
         repairs["negative_eigenvalue"] += 1
     return values.clamp_min(0), vectors
 

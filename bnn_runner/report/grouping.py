@@ -150,7 +150,7 @@ def telling_fields(groups: Sequence[Group]) -> dict[str, list[str]]:
     choices = [_choices(g) for g in groups]
     for name in sorted({c for found in choices for c in found}):
         texts = [found.get(name, ABSENT) for found in choices]
-        told = [i for i, found in enumerate(choices) if found]
+        told = [i for i, found in enumerate(choices) if name in found]
         if _differs([(groups[i].key.data, groups[i].key.model) for i in told], [texts[i] for i in told]):
             columns[name] = texts
     fields = sorted({f for g in groups for f, _ in g.key.settings})
@@ -164,8 +164,12 @@ def telling_fields(groups: Sequence[Group]) -> dict[str, list[str]]:
         ]
         if part in columns:
             within = [(*w, columns[part][i]) for i, w in enumerate(within)]
+        # A field that a method does not have (a rule it does not use) tells no methods apart, only cells of one method.
+        having = [i for i, v in enumerate(values) if name in v]
         kept = [i for i, k in enumerate(known) if k]
-        if _differs([within[i] for i in kept], [texts[i] for i in kept]):
+        same_method = [(*within[i], g.key.method) for i, g in enumerate(groups)]
+        lacking = _differs([same_method[i] for i in kept], [str(name in values[i]) for i in kept])
+        if lacking or _differs([within[i] for i in having], [texts[i] for i in having]):
             columns[name] = texts
     recipes = [ABSENT if g.key.recipe is None else str(g.key.recipe) for g in groups]
     if len(set(recipes) - {ABSENT}) > 1:

@@ -31,11 +31,13 @@ training.CHECKPOINT_SECONDS = 0.0  # a checkpoint after every epoch, so that the
 
 
 def once(place, number=signal.SIGKILL):
-    """Kill this process, if FATAL asks for it and it was not done before."""
+    """Kill this process, if FATAL asks for it and it was not done before; whether it did."""
     folder = os.environ.get("FATAL")
     if folder is not None and place in os.environ["PLACES"].split() and not (Path(folder) / place).exists():
         (Path(folder) / place).touch()
         os.kill(os.getpid(), number)
+        return True
+    return False
 
 
 class FragileNetwork(MLPNetwork):
@@ -45,9 +47,8 @@ class FragileNetwork(MLPNetwork):
         checkpoints = os.environ.get("CHECKPOINTS")
         if self.training and checkpoints is not None and any(Path(checkpoints).glob("*.pt")):
             FragileNetwork.steps += 1
-            if FragileNetwork.steps == 5:  # in the middle of an epoch
-                once("training")
-                once("interrupt", signal.SIGINT)
+            if FragileNetwork.steps == 7:  # in the middle of an epoch
+                once("interrupt", signal.SIGINT) or once("training")
         return super().forward(x)
 
 
@@ -165,48 +166,42 @@ def undisturbed(folder: Path) -> Path:
 
 def _assert_same_numbers(found: Path, expected: Path) -> None:
     assert (found / "metrics.csv").read_bytes() == (expected / "metrics.csv").read_bytes()
-    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader((c / "history.csv").open())] for c in (found, expected)]
-    assert rows[0] == rows[1] and len(rows[0]) == 8
+    histories = []
+    for folder in (found, expected):
+        rows = csv.DictReader((folder / "history.csv").read_text().splitlines())
+        histories.append([{k: v for k, v in row.items() if k != "seconds"} for row in rows])
+    assert histories[0] == histories[1] and len(histories[0]) == 8
     reports = [json.loads((c / "cell.json").read_text()) for c in (found, expected)]
     assert reports[0]["report"] == reports[1]["report"] and reports[0]["hash"] == reports[1]["hash"]
     assert {p.name for p in found.iterdir()} >= {"DONE", "metrics.csv", "evaluation.safetensors", "provenance.json", "command.txt"}
     assert not (found / "CUT").exists() and not (found / "FAILED").exists()
 
 
-def test_a_run_killed_in_training_fit_and_evaluation_ends_with_the_same_numbers(folder: Path, undisturbed: Path) -> None:
-    """Planted bugs: a resumed training that begins anew with another order; a half-written cell taken for a finished
-    one; the dead process's lease waited for; draws that depend on what ran before."""
-    places = "training fit evaluation"
-    for number, place in enumerate(places.split()):
-        killed = bnn_run(folder, "killed", places=places)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr + killed.stdout
-        assert sorted(p.name for p in (folder / "marks killed").iterdir()) == sorted(places.split()[: number + 1]), place
-        partial, networks = (list((folder / "killed" / "cache" / name).glob("*")) for name in ("partial", "networks"))
-        if place == "training":
-            assert [p.suffix for p in partial] == [".pt"] and not [p for p in networks if p.suffix == ".safetensors"]
-        else:
-            assert partial == [] and len([p for p in networks if p.suffix == ".safetensors"]) == 1
-            assert ("nothing to train" in killed.stdout) is (place == "evaluation")
-        assert not any((cell(folder, "killed") / name).exists() for name in ("DONE", "CUT", "FAILED"))
-    finished = bnn_run(folder, "killed", places=places)
+def test_a_run_that_is_cut_everywhere_ends_with_the_same_numbers(folder: Path, undisturbed: Path) -> None:
+    """Ctrl-C in training, then SIGKILL in training, in the fit and in the evaluation, the same command each time.
+
+    Planted bugs: a resumed training that begins anew with another order; a half-written or CUT cell taken for a
+    finished one; a dead process's lease waited for; draws that depend on what ran before; a traceback for Ctrl-C."""
+    places = "interrupt training fit evaluation"
+    for number, place in enumerate(places.split(), 1):
+        died = bnn_run(folder, "cut", places=places)
+        told = died.stdout + died.stderr
+        assert died.returncode == (130 if place == "interrupt" else -signal.SIGKILL), told
+        assert sorted(p.name for p in (folder / "marks cut").iterdir()) == sorted(places.split()[:number]), place
+        partial, networks = (sorted((folder / "cut" / "cache" / name).glob(end)) for name, end in (("partial", "*.pt"), ("networks", "*.safetensors")))
+        in_training = place in ("interrupt", "training")
+        assert (len(partial), len(networks)) == ((1, 0) if in_training else (0, 1)), place
+        assert ("nothing to train" in told) is (place == "evaluation")
+        found = cell(folder, "cut")
+        assert not (found / "DONE").exists() and not (found / "FAILED").exists()
+        if place == "interrupt":
+            assert "Traceback" not in told and "of 8 epochs" in (found / "CUT").read_text()
+            assert "typed again" in died.stderr and "goes on" in died.stderr
+    finished = bnn_run(folder, "cut", places=places)
     assert finished.returncode == 0, finished.stderr + finished.stdout
     assert "nothing to train" in finished.stdout
-    _assert_same_numbers(cell(folder, "killed"), undisturbed)
-    assert list((folder / "killed").rglob("*.lease")) == []
-
-
-def test_ctrl_c_leaves_a_state_that_the_same_command_goes_on_from(folder: Path, undisturbed: Path) -> None:
-    """Planted bugs: a traceback; exit code 1; a CUT cell that is skipped; an epoch that is begun again."""
-    cut = bnn_run(folder, "cut", places="interrupt")
-    assert cut.returncode == 130, cut.stderr + cut.stdout
-    assert "Traceback" not in cut.stderr + cut.stdout
-    assert "typed again" in cut.stderr and "goes on" in cut.stderr
-    found = cell(folder, "cut")
-    assert "of 8 epochs" in (found / "CUT").read_text() and not (found / "DONE").exists()
-    assert len(list((folder / "cut" / "cache" / "partial").glob("*.pt"))) == 1
-    finished = bnn_run(folder, "cut", places="interrupt")
-    assert finished.returncode == 0, finished.stderr + finished.stdout
-    _assert_same_numbers(found, undisturbed)
+    _assert_same_numbers(cell(folder, "cut"), undisturbed)
+    assert list((folder / "cut").rglob("*.lease")) == []
 
 
 def test_a_diverging_run_fails_with_its_reason(folder: Path) -> None:
