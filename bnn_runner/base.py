@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from bnn_runner.hyper import HyperRule
-    from bnn_runner.likelihoods import Likelihood
 
 Kind = Literal["regression", "classification"]
 
@@ -148,6 +147,18 @@ class DataSet(Protocol):
 
 
 # ------------------------------------------------------------------------------------- models
+
+
+class Likelihood(Protocol):
+    """p(y | outputs), in the network's own (standardised) target units."""
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """log p(y_b | outputs[..., b, :]) in nats, [..., B]."""
+        ...
+
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """R [B, K, C] with R Rᵀ = −∂² log p / ∂outputs², which for these likelihoods is free of y."""
+        ...
 
 
 @runtime_checkable

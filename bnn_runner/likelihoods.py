@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,18 +16,6 @@ from bnn_runner.base import Kind
 from bnn_runner.errors import UserError
 
 _LOG_2PI = math.log(2 * math.pi)
-
-
-class Likelihood(Protocol):
-    """p(y | outputs), in the network's own (standardised) target units."""
-
-    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """log p(y_b | outputs[..., b, :]) in nats, [..., B]."""
-        ...
-
-    def curvature_root(self, outputs: Tensor) -> Tensor:
-        """R [B, K, C] with R Rᵀ = −∂² log p / ∂outputs², which for these likelihoods is free of y."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bnn_runner.base import Network
-from bnn_runner.likelihoods import Categorical, Gaussian, Likelihood
+from bnn_runner.base import Likelihood, Network
+from bnn_runner.likelihoods import Categorical, Gaussian
 from bnn_runner.modes import evaluation_mode
 
 

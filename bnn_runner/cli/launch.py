@@ -5,25 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bnn_runner.catalogue import packaged_conf
 from bnn_runner.checking import Checked
-from bnn_runner.errors import Interrupted, RunFailed, UserError
+from bnn_runner.cli.exits import FAILED, INTERRUPTED, MISTAKE, OK
+from bnn_runner.errors import UserError
 from bnn_runner.overrides import quote
 from bnn_runner.settings import anchor
 
 if TYPE_CHECKING:
-    from bnn_runner.cli.main import CommandLine
+    from bnn_runner.cli.flags import CommandLine
 
-_OUTCOME = "outcome.json"
+_OUTCOME = "outcome.json"  # as cli.job writes it; that module imports Hydra, so it is not imported here
 _ORDER = ("done", "skipped", "cut", "failed", "interrupted")
 
 
@@ -86,8 +85,6 @@ def clear_scratch(scratch: Path) -> None:
 
 def report(scratch: Path, checked: Checked, multirun: bool) -> int:
     """Sum up what the jobs left; returns the exit code. Files are read, not return values: jobs may run elsewhere."""
-    from bnn_runner.cli.main import FAILED, INTERRUPTED, MISTAKE, OK
-
     outcomes = read_outcomes(scratch)
     if not multirun:
         outcome = outcomes[0] if outcomes else {"status": "failed", "message": "no result"}
@@ -122,43 +119,3 @@ def read_outcomes(scratch: Path) -> list[dict[str, Any]]:
     files = [*scratch.glob(f"*/{_OUTCOME}"), scratch / _OUTCOME]
     found = [json.loads(path.read_text(encoding="utf-8")) for path in files if path.is_file()]
     return sorted(found, key=lambda outcome: int(outcome["number"]))
-
-
-def write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
-    """Leave a job's outcome where `report` finds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{_OUTCOME}.tmp"
-    partial.write_text(json.dumps(outcome), encoding="utf-8")
-    shutil.move(partial, folder / _OUTCOME)
-
-
-def run_one(overrides: Sequence[str], config_dir: Path | None, start: Path) -> tuple[str, str, bool]:
-    """Compose, build and run one experiment: (status, message, told), where told says that the message was printed.
-
-    Raises KeyboardInterrupt when the run was interrupted; any other end is an outcome.
-    """
-    from bnn_runner.cli.main import tell_mistakes
-
-    try:
-        from bnn_runner.config import load_experiment
-
-        experiment = load_experiment(overrides, config_dir, start)
-        from bnn_runner import runner
-
-        outcome = runner.run(experiment)
-        return outcome.status, outcome.message or "", False
-    except UserError as error:
-        tell_mistakes(error, "this was not run")
-        return "mistake", error.problems[0] if error.problems else "", True
-    except RunFailed as error:
-        return "failed", str(error), False
-    except Interrupted as error:
-        if str(error):
-            print(f"bnn-run: {error}", file=sys.stderr)
-        raise KeyboardInterrupt from None
-    except SystemExit as error:
-        return "failed", f"something in the run called exit({error.code!r})", False
-    except Exception as error:
-        traceback.print_exc()
-        first = (str(error).splitlines() or [""])[0]
-        return "failed", f"{type(error).__name__}: {first}", True

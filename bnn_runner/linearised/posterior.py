@@ -12,10 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Moments, Network, Split
+from bnn_runner.base import Likelihood, Moments, Network, Split
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
-from bnn_runner.likelihoods import Likelihood
 from bnn_runner.posteriors import NetworkDraws, stacked_noise
 
 

@@ -169,9 +169,9 @@ class StubRunner:
     experiments: list = field(default_factory=list)
     overrides: list = field(default_factory=list)
 
-    def run(self, experiment: object, overrides: list[str]) -> StubOutcome:
+    def run(self, experiment: object) -> StubOutcome:
         self.experiments.append(experiment)
-        self.overrides.append(overrides)
+        self.overrides.append(experiment.overrides)  # type: ignore[attr-defined]
         return self.answer(experiment)
 
 

@@ -45,17 +45,17 @@ def small_method(name: str) -> Method:
 
 
 def fitting_task(model: Model, kind: str, seed: int = 0) -> Task:
-    """A small task of that kind whose inputs the model takes: 10 points to train on, 7 to test (4 and 4 for images)."""
+    """A small task of that kind whose inputs the model takes: 10 points to train on, 7 to test (4 and 3 for images)."""
     refused: list[str] = []
     for shape in SHAPES:
         image = len(shape) > 1
         outputs = 2 if image or kind == "regression" else 3
-        task = make_task(kind, shape, outputs, num_train=4 if image else 10, num_test=4 if image else 7, seed=seed)
+        task = make_task(kind, shape, outputs, num_train=4 if image else 10, num_test=3 if image else 7, seed=seed)
         if found := model.problems(task.spec):
             assert all("model=" in problem for problem in found)
             refused += found
             continue
-        few = torch.arange(2)
+        few = torch.arange(1 if image else 2)
         return replace(task, val=task.val.subset(few), ood={n: s.subset(few) for n, s in task.ood.items()})
     raise AssertionError(f"no shape of {SHAPES} suits {model}: {refused}")
 

@@ -1,0 +1,108 @@
+"""Flags told from overrides, before anything heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bnn_runner.catalogue import did_you_mean
+from bnn_runner.errors import UserError
+
+_WITH_VALUE = {"--config-dir", "-cd", "--package", "-p", "--cfg", "-c"}
+_SWITCHES = {"--multirun", "-m", "--run", "-r", "--resolve", "--hydra-help", "--shell-completion", "-sc"}
+_REFUSED = {
+    "--config-path": "bnn-run's own configuration stays the primary one. Add your choices with --config-dir FOLDER.",
+    "--config-name": "bnn-run's own configuration stays the primary one. Put your settings into an experiment file.",
+    "--experimental-rerun": "bnn-run leaves command.txt in every cell: type what stands there to run the cell again.",
+}
+_REFUSED |= {"-cp": _REFUSED["--config-path"], "-cn": _REFUSED["--config-name"]}
+
+
+@dataclass
+class CommandLine:
+    """A command line cut into overrides and flags; `flags` are what Hydra shall see."""
+
+    overrides: list[str] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
+    config_dir: Path | None = None
+    multirun: bool = False
+    help: bool = False
+    version: bool = False
+    shows_only: bool = False
+
+    @property
+    def config_dirs(self) -> list[Path]:
+        return [self.config_dir] if self.config_dir else []
+
+
+def read_flags(argv: Sequence[str]) -> CommandLine:
+    """Tell flags from overrides. Raises `UserError` for flags that neither Hydra nor we know."""
+    line = CommandLine()
+    problems: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("-") or word == "-":
+            line.overrides.append(word)
+        elif name in _REFUSED:
+            problems.append(f"{name} is not offered. {_REFUSED[name]}")
+            if not equals and words and not words[0].startswith("-"):
+                words.pop(0)
+        elif name in ("--help", "-h"):
+            line.help = True
+        elif name == "--version":
+            line.version = True
+        elif name in ("--info", "-i"):
+            line.flags.append(word)
+            line.shows_only = True
+            if not equals and words and words[0] in _INFO:
+                line.flags.append(words.pop(0))
+        elif name in _WITH_VALUE:
+            if not equals:
+                if not words:
+                    problems.append(f"{name} needs a value behind it, as in --config-dir FOLDER or --cfg job.")
+                    continue
+                value = words.pop(0)
+            problems += _take(line, name, value)
+        elif word in _SWITCHES:
+            line.flags.append(word)
+            line.multirun |= word in ("--multirun", "-m")
+            line.shows_only |= word in ("--hydra-help", "--shell-completion", "-sc")
+        else:
+            problems.append(_unknown_flag(name, equals, value))
+    if problems and not (line.help or line.version):
+        raise UserError(*problems)
+    return line
+
+
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
+def _take(line: CommandLine, name: str, value: str) -> list[str]:
+    """A flag with its value; returns what is wrong with it."""
+    if name in ("--config-dir", "-cd"):
+        folder = Path(value).expanduser().resolve()
+        if not folder.is_dir():
+            return [
+                f"--config-dir {value} is not a folder ({folder}). Give the folder that holds <group>/<choice>.yaml."
+            ]
+        line.config_dir = folder
+        line.flags += ["--config-dir", str(folder)]
+        return []
+    if name in ("--cfg", "-c"):
+        if value not in ("job", "hydra", "all"):
+            return [f"--cfg {value} is not something to show. Write --cfg job, --cfg hydra or --cfg all."]
+        line.shows_only = True
+    line.flags += [name, value]
+    return []
+
+
+def _unknown_flag(name: str, equals: str, value: str) -> str:
+    bare = name.lstrip("-")
+    flags = sorted({*_WITH_VALUE, *_SWITCHES, "--help", "--version", "--info"})
+    near = did_you_mean(name, [f for f in flags if f.startswith("--")])
+    if near:
+        return f"{name} is not a flag.{near}"
+    return f"{name} is not a flag. Settings are written without dashes: {bare}={value if equals else '...'}"
