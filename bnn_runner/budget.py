@@ -29,7 +29,7 @@ AUTO_MINUTES_ON_CPU = 20.0
 EVALUATION_SHARE, FIT_SHARE, TRAINING_SHARE = 0.2, 0.25, 0.45
 """Shares of the limit; the rest is for reading the data, figures and the estimate's own error."""
 FEWEST_POINTS = 200
-_PROBE_SIZES = (32, 96)
+_PROBE_POINTS, _PROBE_SECONDS, _MOST_PROBE_POINTS = 32, 2.0, 1024
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def limit_seconds(time_limit: float | str | None, device: torch.device) -> float
 def estimate(
     experiment: Experiment, recipe: Recipe, tasks: Sequence[Task], missing: Sequence[Lane], scored_points: Sequence[int], device: torch.device
 ) -> Cost:
-    """What a run would cost: a few real training steps, and a posterior of 32 and of 96 points, timed.
+    """What a run would cost: a few real training steps, and posteriors of two small subsets, timed.
 
     `missing` are the trainings that the cache lacks; `scored_points` how many points each task evaluates.
     """
@@ -94,11 +94,15 @@ def estimate(
     points = sum(len(t.train) for t in tasks)
     if training < 20 and points + sum(scored_points) < 5000:
         return Cost(training, 0.0, 0.0)
-    times = [_posterior_seconds(experiment, recipe, tasks[0], n, device) for n in _PROBE_SIZES]
-    span = _PROBE_SIZES[1] - _PROBE_SIZES[0]
-    fit_slope, eval_slope = (max(0.0, (times[1][i] - times[0][i]) / span) for i in (0, 1))
-    fit = sum(times[0][0] + fit_slope * len(t.train) for t in tasks)
-    evaluation = sum(times[0][1] + eval_slope * n for n in scored_points)
+    _posterior_seconds(experiment, recipe, tasks[0], 8, device)  # the first call of anything is slower
+    few = _PROBE_POINTS
+    first = _posterior_seconds(experiment, recipe, tasks[0], few, device)
+    many = min(_MOST_PROBE_POINTS, max(2 * few, int(few * _PROBE_SECONDS / max(sum(first), 1e-6))))
+    second = _posterior_seconds(experiment, recipe, tasks[0], many, device)
+    # Half the plain average is a floor: on a busy machine the difference of two times may come out as nothing.
+    fit_slope, eval_slope = (max((second[i] - first[i]) / (many - few), 0.5 * second[i] / many) for i in (0, 1))
+    fit = sum(first[0] + fit_slope * len(t.train) for t in tasks)
+    evaluation = sum(first[1] + eval_slope * n for n in scored_points)
     return Cost(training, fit, evaluation, fit_slope, eval_slope)
 
 
@@ -115,8 +119,11 @@ def _posterior_seconds(experiment: Experiment, recipe: Recipe, task: Task, point
     for i, _ in enumerate(experiment.method.needs()):
         group = Group(recipe, [Lane(small, i)], device)
         networks.append(group.network(0))
+    method = experiment.method
+    if hasattr(method, "settled"):
+        method = method.settled(task, networks[0])
     begin = time.perf_counter()
-    posterior = experiment.method.fit(small, networks, FitContext(0, Fixed(1.0), experiment.settings.eval.batch_size))
+    posterior = method.fit(small, networks, FitContext(0, Fixed(1.0), experiment.settings.eval.batch_size))
     middle = time.perf_counter()
     evaluate(
         small, posterior, experiment.method.predictive, experiment.settings.eval.num_draws, 0, experiment.settings.eval.batch_size, max_ood=0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -78,7 +78,9 @@ class Workplan:
             return failed
         if len(members) > 1:
             self.say(f"training {len(members)} networks at once ({group.strategy} lanes)")
-        return self._train_leased(list(members), "")
+        # Decided once: the groups made from here on must not probe again and find the other way faster.
+        decided = replace(self, recipe=replace(self.recipe, stack="always"))
+        return decided._train_leased(list(members), "")
 
     def _group(self, members: Sequence[Training]) -> Group:
         return Group(self.recipe, [Lane(t.task, t.lane_seed, t.key) for t in members], self.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -58,6 +58,12 @@ class Laplace:
 
     def needs(self) -> list[TrainingSpec]:
         return [TrainingSpec(0)]
+
+    def settled(self, task: Task, network: Network) -> Laplace:
+        """This method with `auto` decided as it would be for the whole task: what a cost estimate must run on a few points."""
+        if self.structure != "auto":
+            return self
+        return replace(self, structure=self._structure(task, Jacobians(network, self._basis(network, task)[0])))
 
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> LinearisedLaplace | NetworkLaplace:
         network = networks[0]
@@ -127,13 +133,12 @@ class Laplace:
             raise RunFailed("no weight is left for the posterior: method.weights and method.norm hold all of them at MAP.")
         return names, treatment
 
-    def _structure(self, task: Task, jacobians: Jacobians) -> str:
+    def _structure(self, task: Task, jacobians: Jacobians) -> Literal["auto", "full", "kfac", "diag"]:
         if self.structure != "auto":
             return self.structure
-        rows = len(task.train) * _directions(task)
-        return "full" if min(sum(jacobians.sizes().values()), rows) <= FULL_UP_TO and bytes_needed(
-            sum(jacobians.sizes().values()), rows
-        ) < 2**30 else "kfac"
+        size, rows = sum(jacobians.sizes().values()), len(task.train) * _directions(task)
+        small = min(size, rows) <= FULL_UP_TO and bytes_needed(size, rows) < 2**30
+        return "full" if small else "kfac"
 
     def _curvature(
         self, structure: str, task: Task, jacobians: Jacobians, repairs: Repairs, context: FitContext

@@ -1,4 +1,4 @@
-"""The real command, killed in training, in the fit and in the evaluation, and typed again: the same numbers at equal threads.
+"""The real command, killed in training, fit and evaluation, and typed again: the same numbers at equal threads.
 
 The package `fatal` stands outside of bnn_runner and kills its own process, once for each place, when
 the environment variable FATAL names a folder for its marks; without it, it is an ordinary model and
@@ -144,10 +144,16 @@ def bnn_run(folder: Path, output: str, *overrides: str, places: str = "") -> sub
     marks.mkdir(exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     if places:
-        environment |= {"FATAL": str(marks), "PLACES": places, "CHECKPOINTS": str(folder / output / "cache" / "partial")}
+        environment |= {
+            "FATAL": str(marks),
+            "PLACES": places,
+            "CHECKPOINTS": str(folder / output / "cache" / "partial"),
+        }
     words = ["--config-dir", str(folder / "conf"), *OVERRIDES, f"output_dir={output}", *overrides]
     command = [sys.executable, "-c", PROGRAM, *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def cell(folder: Path, output: str) -> Path:
@@ -173,7 +179,13 @@ def _assert_same_numbers(found: Path, expected: Path) -> None:
     assert histories[0] == histories[1] and len(histories[0]) == 8
     reports = [json.loads((c / "cell.json").read_text()) for c in (found, expected)]
     assert reports[0]["report"] == reports[1]["report"] and reports[0]["hash"] == reports[1]["hash"]
-    assert {p.name for p in found.iterdir()} >= {"DONE", "metrics.csv", "evaluation.safetensors", "provenance.json", "command.txt"}
+    assert {p.name for p in found.iterdir()} >= {
+        "DONE",
+        "metrics.csv",
+        "evaluation.safetensors",
+        "provenance.json",
+        "command.txt",
+    }
     assert not (found / "CUT").exists() and not (found / "FAILED").exists()
 
 
@@ -188,7 +200,10 @@ def test_a_run_that_is_cut_everywhere_ends_with_the_same_numbers(folder: Path, u
         told = died.stdout + died.stderr
         assert died.returncode == (130 if place == "interrupt" else -signal.SIGKILL), told
         assert sorted(p.name for p in (folder / "marks cut").iterdir()) == sorted(places.split()[:number]), place
-        partial, networks = (sorted((folder / "cut" / "cache" / name).glob(end)) for name, end in (("partial", "*.pt"), ("networks", "*.safetensors")))
+        partial, networks = (
+            sorted((folder / "cut" / "cache" / name).glob(end))
+            for name, end in (("partial", "*.pt"), ("networks", "*.safetensors"))
+        )
         in_training = place in ("interrupt", "training")
         assert (len(partial), len(networks)) == ((1, 0) if in_training else (0, 1)), place
         assert ("nothing to train" in told) is (place == "evaluation")
@@ -206,7 +221,16 @@ def test_a_run_that_is_cut_everywhere_ends_with_the_same_numbers(folder: Path, u
 
 def test_a_diverging_run_fails_with_its_reason(folder: Path) -> None:
     """Planted bug (PITFALLS A14): NaN in the table and exit code 0."""
-    failed = bnn_run(folder, "diverged", "method=map", "model=mlp", "model.hidden=[6]", "schedule=sgd", "schedule.lr=1e6", "schedule.warmup_epochs=0")
+    failed = bnn_run(
+        folder,
+        "diverged",
+        "method=map",
+        "model=mlp",
+        "model.hidden=[6]",
+        "schedule=sgd",
+        "schedule.lr=1e6",
+        "schedule.warmup_epochs=0",
+    )
     assert failed.returncode == 1, failed.stderr + failed.stdout
     [found] = (folder / "diverged" / "runs" / "gap1d" / "mlp" / "map").iterdir()
     first, *rest = (found / "FAILED").read_text().splitlines()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bnn_runner.base import ClosedForm, Network, Task
+from bnn_runner.base import ClosedForm, Network
 from bnn_runner.evaluation import evaluate
 from tests.contract.choices import METHODS, MODELS, fitted, kinds, small_method, small_model
 from tests.numerics.helpers import context
@@ -66,7 +66,7 @@ def test_draws_are_the_same_functions_however_data_are_cut(method: str, model: s
 
 @every_case
 def test_slices_are_nested(method: str, model: str, kind: str) -> None:
-    """Planted bugs: a slice that begins again at draw 0; one generator for all draws; a slice that forgets its noise."""
+    """Planted bugs: a slice that begins again at draw 0; one generator for all draws; a slice without its noise."""
     task, _, _, posterior = fitted(method, model, kind)
     draws, x, y = posterior.draws(SIZE, SEED), task.test.inputs[:2], task.test.targets
     assert y is not None
@@ -115,7 +115,10 @@ def _state(networks: list[Network]) -> dict[str, Any]:
     for i, network in enumerate(networks):
         module = network.module
         seen[f"flags {i}"] = {n: m.training for n, m in module.named_modules()}
-        seen[f"hooks {i}"] = {n: (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for n, m in module.named_modules()}
+        seen[f"hooks {i}"] = {
+            n: (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
+            for n, m in module.named_modules()
+        }
         held = {"own": {**dict(module.named_parameters()), **dict(module.named_buffers())}, "trained": network.tensors}
         for whose, tensors in held.items():
             for n, t in tensors.items():
@@ -143,7 +146,10 @@ def test_nothing_is_left_changed(method: str, model: str, kind: str) -> None:
     for network in networks:
         for i, part in enumerate(network.module.modules()):
             part.training = i % 2 == 0
-        next(iter(network.module.parameters())).requires_grad_(False)
+        with torch.no_grad():  # the module's own weights are nobody's business
+            for i, p in enumerate(network.module.parameters()):
+                p.add_(1e-3).requires_grad_(i > 0)
+    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled(), "an earlier fit changed them"
     torch.manual_seed(12345)  # fitted() ran under another state of the global generator
     before = _state(networks)
 

@@ -1,4 +1,4 @@
-"""Every setting stands on exactly one list of `bnn_runner.keys`, and the keys change with what they must change with."""
+"""Every setting stands on exactly one list of `bnn_runner.keys`; the keys change with what they must change with."""
 
 from __future__ import annotations
 
@@ -69,7 +69,11 @@ def test_every_setting_stands_on_exactly_one_list(data: str) -> None:
         flat = keys.flatten(configuration(data, method))
         assert not any(k.startswith(("defaults", "hydra", "data.recommended")) for k in flat)
         for key in flat:
-            listed = [name for name, prefixes in keys.LISTS.items() if any(key == p or key.startswith(f"{p}.") for p in prefixes)]
+            listed = [
+                name
+                for name, prefixes in keys.LISTS.items()
+                if any(key == p or key.startswith(f"{p}.") for p in prefixes)
+            ]
             assert listed, f"{key} is on no list of bnn_runner.keys"
             assert keys.list_of(key) in listed
             assert len(listed) == 1 or key == "data.test_size", f"{key} is on {listed}"
@@ -77,7 +81,9 @@ def test_every_setting_stands_on_exactly_one_list(data: str) -> None:
     assert {"data.val_fraction", "model._target_", "method._target_", "eval.num_draws", "prior.precision"} <= seen
 
 
-@pytest.mark.parametrize(("data", "method"), [("gap1d", "laplace"), ("two_moons", "ensemble"), ("mnist", "map"), ("yacht", "laplace_kfac")])
+@pytest.mark.parametrize(
+    ("data", "method"), [("gap1d", "laplace"), ("two_moons", "ensemble"), ("mnist", "map"), ("yacht", "laplace_kfac")]
+)
 def test_the_training_key_changes_with_what_shapes_training_and_with_nothing_else(data: str, method: str) -> None:
     """Planted bugs: a schedule field left out of the key (a stale network); a number of draws in it (trained again)."""
     config = configuration(data, method)
@@ -90,7 +96,17 @@ def test_the_training_key_changes_with_what_shapes_training_and_with_nothing_els
         tried["changes" if moves else "stays"] += 1
     assert min(tried.values()) > 10
     # Data enter by their content, the seed by the lane, and a method's own needs by extras.
-    assert len({key, training(config, fingerprint="g"), training(config, lane_seed=2), training(config, extras=(("rate", 0.1),))}) == 4
+    assert (
+        len(
+            {
+                key,
+                training(config, fingerprint="g"),
+                training(config, lane_seed=2),
+                training(config, extras=(("rate", 0.1),)),
+            }
+        )
+        == 4
+    )
 
 
 def test_noise_settings_do_not_shape_a_classifier() -> None:

@@ -17,7 +17,11 @@ from tests.numerics.helpers import make_network
 
 CASES = list(itertools.product(MODELS, KINDS))
 every_case = pytest.mark.parametrize(("name", "kind"), CASES)
-STACKING = [m for m in MODELS if getattr(small_model(m).build(fitting_task(small_model(m), KINDS[0]).spec), "stacks_lanes", False)]
+STACKING = [
+    m
+    for m in MODELS
+    if getattr(small_model(m).build(fitting_task(small_model(m), KINDS[0]).spec), "stacks_lanes", False)
+]
 
 
 def test_every_model_is_tested() -> None:
@@ -116,8 +120,12 @@ def test_jacobians_are_those_of_autograd(name: str, kind: str) -> None:
     for n, j in reference.items():
         torch.testing.assert_close(plain.tensors[n].dense(), j, rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}")
         expected = torch.einsum("bkc,bkp->bcp", values, j)
-        torch.testing.assert_close(rooted.tensors[n].dense(), expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}")
-    deltas = torch.randn(2, sum(jacobians.sizes().values()), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        torch.testing.assert_close(
+            rooted.tensors[n].dense(), expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}"
+        )
+    deltas = torch.randn(
+        2, sum(jacobians.sizes().values()), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     parts = deltas.split(list(jacobians.sizes().values()), dim=1)
     moved = sum(j.apply(d) for j, d in zip(plain.tensors.values(), parts, strict=True))
     expected = sum(torch.einsum("bkp,sp->bks", reference[n], d) for n, d in zip(reference, parts, strict=True))
@@ -138,7 +146,9 @@ def test_curvature_roots_are_hessians() -> None:
         outputs = 3 * network(task.test.inputs)
         root = network.likelihood.curvature_root(outputs)
         for b, (out, y) in enumerate(zip(outputs, task.test.targets, strict=True)):  # type: ignore[arg-type]
-            hessian = jacrev(jacrev(lambda f, y=y: -network.likelihood.log_prob(f.unsqueeze(0), y.unsqueeze(0)).sum()))(out)
+            hessian = jacrev(jacrev(lambda f, y=y: -network.likelihood.log_prob(f.unsqueeze(0), y.unsqueeze(0)).sum()))(
+                out
+            )
             torch.testing.assert_close(root[b] @ root[b].T, hessian, rtol=1e-9, atol=1e-12)
     # Outputs so sure that probabilities underflow must not give NaN.
     sure = network.likelihood.curvature_root(torch.tensor([[800.0, 0.0, -800.0]], dtype=torch.float64))

@@ -43,7 +43,9 @@ def dense_curvature(task: Task, network: Network) -> Tensor:
     assert y is not None
     total = torch.zeros(rows.shape[-1], rows.shape[-1], dtype=torch.float64)
     for n in range(len(out)):
-        hessian = jacrev(jacrev(lambda f, n=n: -network.likelihood.log_prob(f.unsqueeze(0), y[n : n + 1]).sum()))(out[n])
+        hessian = jacrev(jacrev(lambda f, n=n: -network.likelihood.log_prob(f.unsqueeze(0), y[n : n + 1]).sum()))(
+            out[n]
+        )
         total += rows[n].T @ hessian @ rows[n]
     return total
 
@@ -103,7 +105,9 @@ def linear_gaussian(num_train: int = 30, precision: float = 0.7, sigma: float = 
     exact = Exact(task, network, precision, sigma)
     phi, y = exact.features(task.train.inputs), task.train.targets
     assert y is not None
-    mean = torch.linalg.solve(phi.T @ phi / sigma**2 + precision * torch.eye(5, dtype=torch.float64), phi.T @ y[:, 0] / sigma**2)
+    mean = torch.linalg.solve(
+        phi.T @ phi / sigma**2 + precision * torch.eye(5, dtype=torch.float64), phi.T @ y[:, 0] / sigma**2
+    )
     parameters = {"out.weight": mean[:4].unsqueeze(0), "out.bias": mean[4:]}
     noise = Gaussian(torch.tensor([math.log(sigma)], dtype=torch.float64))
     return replace(exact, network=replace(network, parameters=parameters, likelihood=noise))
@@ -123,7 +127,9 @@ def test_a_linear_gaussian_task_gives_the_exact_posterior(num_train: int, side: 
     torch.testing.assert_close(posterior.joint_covariance(exact.task.test), covariance, rtol=1e-8, atol=1e-11)
     phi = exact.features(exact.task.train.inputs)
     spectrum = torch.linalg.eigvalsh(phi.T @ phi) / exact.sigma**2
-    assert posterior.report["effective_dimension"] == pytest.approx(float((spectrum / (spectrum + exact.precision)).sum()), rel=1e-8)
+    assert posterior.report["effective_dimension"] == pytest.approx(
+        float((spectrum / (spectrum + exact.precision)).sum()), rel=1e-8
+    )
 
 
 def test_another_precision_gives_the_evidence_at_the_same_weights(side: str) -> None:
@@ -137,7 +143,9 @@ def test_another_precision_gives_the_evidence_at_the_same_weights(side: str) -> 
     precision = phi.T @ phi / exact.sigma**2 + 3.1 * torch.eye(5, dtype=torch.float64)
     gap = torch.cat([exact.network.parameters["out.weight"][0], exact.network.parameters["out.bias"]])
     gap = gap - torch.linalg.solve(precision, phi.T @ y[:, 0] / exact.sigma**2)
-    assert posterior.report["evidence_nats"] == pytest.approx(other.evidence() - 0.5 * float(gap @ precision @ gap), rel=1e-10)
+    assert posterior.report["evidence_nats"] == pytest.approx(
+        other.evidence() - 0.5 * float(gap @ precision @ gap), rel=1e-10
+    )
 
 
 def test_the_exact_joint_score_through_the_whole_evaluation() -> None:
@@ -172,12 +180,16 @@ def test_the_exact_joint_score_through_the_whole_evaluation() -> None:
 def test_closed_form_evaluation_is_exact_too() -> None:
     exact = linear_gaussian()
     method = Laplace(structure="full", predict="closed_form")
-    evaluation = evaluate(exact.task, method.fit(exact.task, [exact.network], context(Fixed())), "closed_form", 1, 0, 5, 10)
+    evaluation = evaluate(
+        exact.task, method.fit(exact.task, [exact.network], context(Fixed())), "closed_form", 1, 0, 5, 10
+    )
     mean, covariance = exact.predictive(exact.task.test.inputs)
     scale = float(exact.task.target_scale)
     expected = Normal(scale * mean, scale * (covariance.diagonal() + exact.sigma**2).sqrt())
     assert evaluation.test.loglik is not None and evaluation.test.targets is not None
-    torch.testing.assert_close(evaluation.test.loglik[0], expected.log_prob(evaluation.test.targets[:, 0]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        evaluation.test.loglik[0], expected.log_prob(evaluation.test.targets[:, 0]), rtol=1e-9, atol=1e-9
+    )
     assert not evaluation.has_joint
 
 
@@ -238,7 +250,12 @@ def test_the_full_posterior_is_the_inverse_of_the_dense_precision(kind: str, lay
     task, network = small(kind, layerwise=layerwise)
     posterior = Laplace(structure="full").fit(task, [network], context(Fixed()))
     curvature = dense_curvature(task, network)
-    lam = torch.cat([torch.full((p.numel(),), network.prior_precision[n], dtype=torch.float64) for n, p in network.parameters.items()])
+    lam = torch.cat(
+        [
+            torch.full((p.numel(),), network.prior_precision[n], dtype=torch.float64)
+            for n, p in network.parameters.items()
+        ]
+    )
     covariance = torch.linalg.inv(curvature + torch.diag(lam))
     rows = dense_jacobian(network, task.test.inputs)
     torch.testing.assert_close(posterior.joint_covariance(task.test), rows @ covariance @ rows.T, rtol=1e-7, atol=1e-10)
@@ -301,7 +318,9 @@ def test_evidence_falls_as_the_structure_gets_coarser(kind: str) -> None:
     lam = torch.tensor([0.7], dtype=torch.float64)
     full_one = problem_of(Laplace(structure="full"), task, network)
     diag = problem_of(Laplace(structure="diag"), task, network)
-    blocks: dict[str, Any] = {n: FullBlock(*torch.linalg.eigh(b)) for n, b in blocks_of(dense_curvature(task, network), network)}
+    blocks: dict[str, Any] = {
+        n: FullBlock(*torch.linalg.eigh(b)) for n, b in blocks_of(dense_curvature(task, network), network)
+    }
     sizes = {n: p.numel() for n, p in network.parameters.items()}
     block = BlockCurvature(blocks, sizes, torch.float64, torch.device("cpu"))
     posterior = Laplace(structure="full").fit(task, [network], context(Fixed(0.7)))
@@ -440,7 +459,9 @@ def test_the_grid_picks_the_best_on_validation(structure: Any, kind: str) -> Non
         if kind == "regression":
             assert isinstance(network.likelihood, Gaussian)
             noise = torch.diag((2 * network.likelihood.log_noise).exp())
-            loglik = MultivariateNormal(moments.mean, moments.covariance + noise).log_prob(y) - task.target_scale.log().sum()
+            loglik = (
+                MultivariateNormal(moments.mean, moments.covariance + noise).log_prob(y) - task.target_scale.log().sum()
+            )
         else:
             variance = moments.covariance.diagonal(dim1=1, dim2=2)
             loglik = torch.log_softmax(moments.mean / (1 + math.pi / 8 * variance).sqrt(), -1)[torch.arange(len(y)), y]
@@ -523,5 +544,3 @@ def test_last_layer_and_held_weights_do_not_move() -> None:
     moved = last.draws(8, 0)(task.test.inputs) - network(task.test.inputs)  # [S, B, K], within the span of the features
     residual = moved - basis @ torch.linalg.lstsq(basis.expand(8, -1, -1), moved).solution
     assert float(residual.abs().max()) < 1e-9 and float(moved.abs().min()) > 0
-
-

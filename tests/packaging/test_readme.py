@@ -35,7 +35,7 @@ SMALLER = {
     "figures=false",
     "experiment=yacht_methods": "schedule.epochs=4 eval.num_draws=20 figures=false",
     "data=concrete": "schedule.epochs=4 figures=false",
-    "data=two_moons": "schedule.epochs=4 hyper.num=4 eval.num_draws=50",
+    "data=two_moons": "schedule.epochs=4 hyper.num=4 eval.num_draws=50 figures=false",
     "bnn-run": "schedule.epochs=20 eval.num_draws=50",
 }
 
