@@ -121,6 +121,6 @@ def _joined(line: Sequence[str], widths: Sequence[int], room: int) -> str:
 
     texts = [line[0].ljust(widths[0]), line[1].rjust(widths[1]), line[2].ljust(widths[2]), line[3].rjust(widths[3])]
     start = "  ".join(texts)
-    remarks = textwrap.wrap(line[4], room) or [""]
+    remarks = textwrap.wrap(line[4], room, break_long_words=False, break_on_hyphens=False) or [""]
     indent = " " * (len(start) + 4)
     return "\n".join([f"{start}  {remarks[0]}", *(indent + r for r in remarks[1:])])

@@ -113,16 +113,17 @@ class FragileLaplace:
             if done == total:
                 once("fit")
 
-        return FragilePosterior(Laplace(structure=self.structure).fit(task, networks, replace(context, progress=progress)))
+        inner = Laplace(structure=self.structure)
+        return FragilePosterior(inner.fit(task, networks, replace(context, progress=progress)))
 '''
 CHOICES = {
     "model/fragile.yaml": "# a network that may kill its process\n_target_: fatal.Fragile\nwidth: 6\n",
     "method/fragile.yaml": "# a method that may kill its process\n_target_: fatal.FragileLaplace\nstructure: kfac\n",
 }
 OVERRIDES = [
-    "allow=[fatal]", "data=gap1d", "model=fragile", "method=fragile", "data.num_train=60", "data.num_test=30", "threads=1",
-    "schedule.epochs=8", "schedule.batch_size=16", "schedule.lr=0.02", "eval.num_draws=12", "eval.batch_size=8", "figures=false",
-    "metric=[marginal,joint,rmse]",
+    "allow=[fatal]", "data=gap1d", "model=fragile", "method=fragile", "data.num_train=60", "data.num_test=30",
+    "schedule.epochs=8", "schedule.batch_size=16", "schedule.lr=0.02", "eval.num_draws=12", "eval.batch_size=8",
+    "metric=[marginal,joint,rmse]", "figures=false", "threads=1",
 ]  # fmt: skip
 PROGRAM = "import sys; sys.argv[0] = 'bnn-run'; from bnn_runner.cli.main import main; main()"
 
@@ -207,6 +208,7 @@ def test_a_run_that_is_cut_everywhere_ends_with_the_same_numbers(folder: Path, u
         in_training = place in ("interrupt", "training")
         assert (len(partial), len(networks)) == ((1, 0) if in_training else (0, 1)), place
         assert ("nothing to train" in told) is (place == "evaluation")
+        assert ("going on from a checkpoint" in told) is (place in ("training", "fit"))
         found = cell(folder, "cut")
         assert not (found / "DONE").exists() and not (found / "FAILED").exists()
         if place == "interrupt":

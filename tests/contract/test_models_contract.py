@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call, jacrev
 
+from bnn_runner.base import Likelihood
 from bnn_runner.lanes import lane_forward
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import last_layer_names
@@ -138,6 +140,10 @@ def test_jacobians_are_those_of_autograd(name: str, kind: str) -> None:
         torch.testing.assert_close(some.tensors[n].dense(), reference[n], rtol=1e-8, atol=1e-10)
 
 
+def _negative_log_prob(likelihood: Likelihood, y: Tensor, outputs: Tensor) -> Tensor:
+    return -likelihood.log_prob(outputs.unsqueeze(0), y.unsqueeze(0)).sum()
+
+
 def test_curvature_roots_are_hessians() -> None:
     """Planted bugs: the softmax root of the wrong sign or rank; the noise of one output given to all."""
     for kind in KINDS:
@@ -146,9 +152,8 @@ def test_curvature_roots_are_hessians() -> None:
         outputs = 3 * network(task.test.inputs)
         root = network.likelihood.curvature_root(outputs)
         for b, (out, y) in enumerate(zip(outputs, task.test.targets, strict=True)):  # type: ignore[arg-type]
-            hessian = jacrev(jacrev(lambda f, y=y: -network.likelihood.log_prob(f.unsqueeze(0), y.unsqueeze(0)).sum()))(
-                out
-            )
+            loss = partial(_negative_log_prob, network.likelihood, y)
+            hessian = jacrev(jacrev(loss))(out)
             torch.testing.assert_close(root[b] @ root[b].T, hessian, rtol=1e-9, atol=1e-12)
     # Outputs so sure that probabilities underflow must not give NaN.
     sure = network.likelihood.curvature_root(torch.tensor([[800.0, 0.0, -800.0]], dtype=torch.float64))

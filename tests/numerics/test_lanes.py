@@ -117,8 +117,7 @@ def test_a_lane_among_others_is_the_lane_alone(name: str, schedule: Schedule, ki
         for a, b in zip(together[i].history, alone.history, strict=True):
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["nll"] == pytest.approx(b["nll"], rel=1e-8)
     distances = [
-        float((numbers(a)["out.weight"] - numbers(b)["out.weight"]).norm())
-        for a, b in itertools.pairwise(together)
+        float((numbers(a)["out.weight"] - numbers(b)["out.weight"]).norm()) for a, b in itertools.pairwise(together)
     ]
     assert min(distances) > 1e-3
 
@@ -214,7 +213,7 @@ def test_map_sits_at_a_zero_of_the_log_posterior() -> None:
 
 
 def test_residual_noise_is_the_root_mean_square_residual() -> None:
-    """Planted bug: the residual of the standardised targets reported in original units, or that of the initial network."""
+    """Planted bug: the residual of the standardised targets in original units, or that of the initial network."""
     task = make_task("regression", (2,), 2, num_train=30)
     network = train(recipe(MLP(hidden=(4,)), noise=NoiseRule("residual")), [Lane(task, 0), Lane(task, 1)])[1]
     residual = (task.train.targets - network(task.train.inputs)).square().mean(0).sqrt()  # type: ignore[operator]
@@ -449,7 +448,7 @@ def test_a_damaged_cache_entry_is_rebuilt(tmp_path: Path, damage: Callable[[byte
 
 
 def test_an_entry_of_another_shape_is_not_loaded(tmp_path: Path) -> None:
-    """Planted bug: shapes that are not compared, so that a hash collision or a changed model gives a strange network."""
+    """Planted bug: shapes that are not compared, so that a changed model gives a strange network."""
     task = make_task("classification", (3,), 2, num_train=20)
     training = Training(task, 5, "key", "only")
     workplan(tmp_path, recipe(MLP(hidden=(4,)))).train_missing([training])
@@ -480,7 +479,7 @@ def _lease_file(path: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("case", ["gone", "reused", "damaged", "silent host"])
 def test_the_lease_of_a_dead_owner_is_taken_over(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted bugs: a killed job's lease that blocks for ever; a process id given to another process taken for the owner."""
+    """Planted bugs: a killed job's lease that blocks for ever; a process id that another process has by now."""
     monkeypatch.setattr(leases, "DEAD_AFTER_SECONDS", 0.2)
     path, told = tmp_path / "entry", []
     if case == "gone":

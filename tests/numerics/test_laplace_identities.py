@@ -345,11 +345,17 @@ def test_the_diagonal_is_that_of_the_full_curvature(kind: str) -> None:
     assert posterior.report["evidence_nats"] == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["regression", "classification"])
-def test_kfac_is_exact_for_linear_layers_at_one_point(kind: str) -> None:
-    """With N = 1 each weight's block is G ⊗ A itself. Planted bugs: A divided by N twice; G over positions instead of
-    summed; weight and bias in one block; rows and columns of the Kronecker product exchanged."""
-    task, network = small(kind, num_train=1)
+@pytest.mark.parametrize("case", ["one point, regression", "one point, classification", "linear model"])
+def test_kfac_is_exact_where_it_must_be(case: str) -> None:
+    """With N = 1 each linear layer's block is G ⊗ A itself, and in a linear model with Gaussian noise at any N.
+
+    Planted bugs: A not divided by N, or twice; G over positions instead of summed; weight and bias in one block; rows
+    and columns of the Kronecker product exchanged."""
+    task, network = small(
+        case.rpartition(" ")[2] if "point" in case else "regression", 20 if case == "linear model" else 1
+    )
+    if case == "linear model":
+        network = make_network(MLP(hidden=()), task)
     posterior = Laplace(structure="kfac").fit(task, [network], context(Fixed(0.5)))
     expected = torch.zeros(len(task.test) * task.spec.num_outputs, dtype=torch.float64)
     expected = torch.diag(expected)
@@ -372,7 +378,7 @@ METHODS = [Laplace(structure=s) for s in ("full", "kfac", "diag")] + [Laplace(st
 
 @pytest.mark.parametrize("method", METHODS, ids=["full", "kfac", "diag", "last_layer"])
 def test_the_linearised_mean_is_the_map_prediction(method: Laplace) -> None:
-    """Planted bugs (PITFALLS A12): the mean through sampled weights; batchnorm statistics of the batch; another mode."""
+    """Planted bugs (PITFALLS A12): the mean through sampled weights; batch statistics in batchnorm; another mode."""
     for model, shape in ((MLP(hidden=(6, 6), norm="batch"), (3,)), (LeNet(), (1, 16, 16))):
         task = make_task("classification", shape, 4, num_train=6, num_test=12)
         network = make_network(model, task)
@@ -511,7 +517,7 @@ def test_one_draw_has_tau_times_the_marginal(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_the_joint_at_tau_1_is_the_marginal_and_larger_blocks_are_not(kind: str) -> None:
-    """Planted bug (PITFALLS C6): the mean over draws taken for each point, so that the joint is tau times the marginal."""
+    """Planted bug (PITFALLS C6): the mean over draws for each point, so that the joint is tau times the marginal."""
     _, evaluation = _whole_path(kind, Laplace(structure="full"))
     marginal = {s.split: s.value for s in Marginal()(evaluation, 0) if s.metric == "marginal_loglik"}["test"]
     scores = Joint(taus=(1, 6), repeats=4, tolerance=0.01)(evaluation, 0)
