@@ -34,7 +34,13 @@ def draw_figures(
         grid = Split(x.to(device, dtype), None, torch.arange(len(x)))
         on_grid = replace(task, test=grid, val=task.val.subset(torch.arange(0)), ood={}, unavailable={})
         made = evaluate(
-            on_grid, posterior, experiment.method.predictive, settings.num_draws, derive_seed(seed, "posterior"), settings.batch_size, max_ood=0
+            on_grid,
+            posterior,
+            experiment.method.predictive,
+            settings.num_draws,
+            derive_seed(seed, "posterior"),
+            settings.batch_size,
+            max_ood=0,
         )
         return made.test
 

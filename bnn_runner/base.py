@@ -153,7 +153,7 @@ class Likelihood(Protocol):
     """p(y | outputs), in the network's own (standardised) target units."""
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """log p(y_b | outputs[..., b, :]) in nats, [..., B]."""
+        """Log p(y_b | outputs[..., b, :]) in nats, [..., B]."""
         ...
 
     def curvature_root(self, outputs: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ from bnn_runner.evaluation import evaluate
 from bnn_runner.hyper import Fixed
 from bnn_runner.progress import LONG_AFTER_SECONDS, duration
 from bnn_runner.storage import write_json
-from bnn_runner.training import Group, Lane, Recipe
+from bnn_runner.training import Group
+from bnn_runner.training_state import Lane, Recipe
 
 AUTO_MINUTES_ON_CPU = 20.0
 EVALUATION_SHARE, FIT_SHARE, TRAINING_SHARE = 0.2, 0.25, 0.45
@@ -41,7 +42,10 @@ class Budget:
     limit_minutes: float = 0.0
 
     def summary(self) -> str:
-        words = [f"{key} {self.asked[key] if self.asked[key] is not None else 'all'} -> {value}" for key, value in self.changes.items()]
+        words = [
+            f"{key} {self.asked[key] if self.asked[key] is not None else 'all'} -> {value}"
+            for key, value in self.changes.items()
+        ]
         return ", ".join(words)
 
     def notes(self) -> list[str]:
@@ -78,7 +82,12 @@ def limit_seconds(time_limit: float | str | None, device: torch.device) -> float
 
 
 def estimate(
-    experiment: Experiment, recipe: Recipe, tasks: Sequence[Task], missing: Sequence[Lane], scored_points: Sequence[int], device: torch.device
+    experiment: Experiment,
+    recipe: Recipe,
+    tasks: Sequence[Task],
+    missing: Sequence[Lane],
+    scored_points: Sequence[int],
+    device: torch.device,
 ) -> Cost:
     """What a run would cost: a few real training steps, and posteriors of two small subsets, timed.
 
@@ -106,14 +115,20 @@ def estimate(
     return Cost(training, fit, evaluation, fit_slope, eval_slope)
 
 
-def _posterior_seconds(experiment: Experiment, recipe: Recipe, task: Task, points: int, device: torch.device) -> tuple[float, float]:
+def _posterior_seconds(
+    experiment: Experiment, recipe: Recipe, task: Task, points: int, device: torch.device
+) -> tuple[float, float]:
     """Seconds to fit the posterior on `points` training points, and to evaluate as many test points, at initial weights."""
 
     def some(n: int) -> torch.Tensor:
         return torch.arange(min(points, n))
 
     small = replace(
-        task, train=task.train.subset(some(len(task.train))), val=task.val.subset(some(0)), test=task.test.subset(some(len(task.test))), ood={}
+        task,
+        train=task.train.subset(some(len(task.train))),
+        val=task.val.subset(some(0)),
+        test=task.test.subset(some(len(task.test))),
+        ood={},
     )
     networks: list[Network] = []
     for i, _ in enumerate(experiment.method.needs()):
@@ -126,12 +141,20 @@ def _posterior_seconds(experiment: Experiment, recipe: Recipe, task: Task, point
     posterior = method.fit(small, networks, FitContext(0, Fixed(1.0), experiment.settings.eval.batch_size))
     middle = time.perf_counter()
     evaluate(
-        small, posterior, experiment.method.predictive, experiment.settings.eval.num_draws, 0, experiment.settings.eval.batch_size, max_ood=0
+        small,
+        posterior,
+        experiment.method.predictive,
+        experiment.settings.eval.num_draws,
+        0,
+        experiment.settings.eval.batch_size,
+        max_ood=0,
     )
     return middle - begin, time.perf_counter() - middle
 
 
-def shorten(cost: Cost, limit: float, task: Task, scored_points: int, epochs: int, replicates: int = 1) -> dict[str, Any]:
+def shorten(
+    cost: Cost, limit: float, task: Task, scored_points: int, epochs: int, replicates: int = 1
+) -> dict[str, Any]:
     """Smaller settings under which a run of this cost fits the limit; empty where it fits as it is.
 
     In this order: test points, so that evaluation takes at most 20 % of the limit; training points,

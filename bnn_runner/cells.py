@@ -64,7 +64,9 @@ class Cell:
 
     def write_scores(self, scores: Sequence[Score]) -> None:
         """metrics.csv: one row a score, its fields as columns; NaN is written out."""
-        write_text(self.folder / "metrics.csv", table_text([asdict(s) for s in scores], [f.name for f in fields(Score)]))
+        write_text(
+            self.folder / "metrics.csv", table_text([asdict(s) for s in scores], [f.name for f in fields(Score)])
+        )
 
     def write_history(self, histories: Sequence[Sequence[Mapping[str, float]]]) -> None:
         """history.csv: one row an epoch and member."""

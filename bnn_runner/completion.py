@@ -44,7 +44,9 @@ def complete(work: Work, plan: Workplan, session: Session) -> None:
     try:
         networks = [n for t in work.trainings if (n := plan.load(t)) is not None]
         if len(networks) != len(work.trainings):
-            raise RunFailed("a trained network vanished from the cache while the run went on. Run the same command again.")
+            raise RunFailed(
+                "a trained network vanished from the cache while the run went on. Run the same command again."
+            )
         posterior = _fit(work, networks, session)
         evaluation = _evaluate(work, posterior, session)
         session.stop.check("evaluation")

@@ -16,7 +16,9 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if cuda else "mps" if mps else "cpu")
     if (name == "cuda" and not cuda) or (name == "mps" and not mps):
-        raise UserError(f"device={name} is not to be had: torch sees no such accelerator here. Use device=cpu or device=auto.")
+        raise UserError(
+            f"device={name} is not to be had: torch sees no such accelerator here. Use device=cpu or device=auto."
+        )
     return torch.device(name)
 
 

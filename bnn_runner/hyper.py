@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from bnn_runner.ascent import maximise
 from bnn_runner.errors import UserError, raise_all
 
 
@@ -103,13 +104,15 @@ class Grid:
         notes: tuple[str, ...] = ()
         if best in (0, self.num - 1):
             report["hyper_status"] = "at bound"
-            notes = (f"hyper=grid: the best precision {float(values[best]):.3g} lies at the edge of the grid; widen hyper.low or hyper.high",)
+            notes = (
+                f"hyper=grid: the best precision {float(values[best]):.3g} lies at the edge of the grid; widen hyper.low or hyper.high",
+            )
         return Choice(torch.full_like(problem.start, float(values[best])), report, notes)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The largest log marginal likelihood, by L-BFGS in log λ (MacKay 1992; Immer et al. 2021).
+    """The largest log marginal likelihood, by BFGS in log λ (MacKay 1992; Immer et al. 2021).
 
     family=isotropic: one λ; layerwise: one a parameter tensor. A λ that runs to `low` or `high`, or
     a search that meets a value that is not finite, says so and keeps its start value.
@@ -123,29 +126,38 @@ class Evidence:
 
     def __post_init__(self) -> None:
         problems = []
-        if not 0 < self.low < self.high < math.inf:
-            problems.append(f"hyper.low={self.low} and hyper.high={self.high} bound nothing. They need 0 < low < high.")
+        if not 0 < 4 * self.low <= self.high < math.inf:
+            problems.append(
+                f"hyper.low={self.low} and hyper.high={self.high} leave no room. They need 0 < 4 low <= high."
+            )
         if self.steps < 1:
             problems.append(f"hyper.steps={self.steps} searches nothing. It must be 1 or more.")
         raise_all(problems)
 
     def choose(self, problem: PrecisionProblem) -> Choice:
-        start = torch.where(problem.start > 0, problem.start, torch.ones_like(problem.start)).clamp(self.low, self.high)
+        # On a bound the gradient vanishes, so the search starts inside.
+        inside = self.low * 2, max(self.low * 2, self.high / 2)
+        start = torch.where(problem.start > 0, problem.start, torch.ones_like(problem.start)).clamp(*inside)
         count = 1 if self.family == "isotropic" else len(start)
         initial = start.log().mean().reshape(1) if self.family == "isotropic" else start.log()
         free = torch.ones(count, dtype=torch.bool)
         notes: list[str] = []
         bounds = math.log(self.low), math.log(self.high)
         while True:
-            logs, gradient, iterations = self._search(problem, initial, free)
-            if logs is None:
+            found = maximise(lambda logs: problem.evidence(logs.exp()), initial, free, *bounds, self.steps)
+            logs, gradient, iterations = found.point, found.gradient, found.iterations
+            if not found.finite:
                 notes.append("hyper=evidence: the search met a value that is not finite; the training prior is kept")
                 report = {"hyper_status": "diverged", "hyper_iterations": iterations}
                 return Choice(start, report, tuple(notes))
             stuck = free & ((logs < bounds[0] + 1e-3) | (logs > bounds[1] - 1e-3))
             if not bool(stuck.any()):
                 break
-            where = "its bound" if self.family == "isotropic" else ", ".join(n for n, s in zip(problem.names, stuck, strict=True) if s)
+            where = (
+                "all weights"
+                if self.family == "isotropic"
+                else ", ".join(n for n, s in zip(problem.names, stuck, strict=True) if s)
+            )
             notes.append(f"hyper=evidence: the precision of {where} ran to a bound and keeps its start value")
             free &= ~stuck
             if not bool(free.any()):
@@ -153,31 +165,8 @@ class Evidence:
                 break
         status = "at bound" if notes else ("converged" if gradient < 1e-2 else "not converged")
         if status == "not converged":
-            notes.append(f"hyper=evidence: the gradient is still {gradient:.2g} nats after {iterations} iterations; raise hyper.steps")
+            notes.append(
+                f"hyper=evidence: the gradient is still {gradient:.2g} nats after {iterations} iterations; raise hyper.steps"
+            )
         report = {"hyper_status": status, "hyper_iterations": iterations, "hyper_gradient": gradient}
         return Choice(logs.exp().expand(len(start)).clone(), report, tuple(notes))
-
-    def _search(self, problem: PrecisionProblem, initial: Tensor, free: Tensor) -> tuple[Tensor | None, float, int]:
-        """log λ at the optimum of the free ones (None if not finite), largest gradient (nats), iterations."""
-        low, high = math.log(self.low), math.log(self.high)
-        logs = initial.clone().requires_grad_()
-        optimizer = torch.optim.LBFGS([logs], lr=1, max_iter=self.steps, tolerance_grad=1e-6, tolerance_change=1e-12, line_search_fn="strong_wolfe")
-
-        def loss() -> Tensor:
-            # Beyond the bounds the value is that at the bound, so the gradient vanishes there and the search ends.
-            used = torch.where(free, logs, initial).clamp(low, high)
-            return -problem.evidence(used.exp())
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            value = loss()
-            value.backward()
-            return value
-
-        optimizer.step(closure)
-        final = closure()
-        iterations = int(optimizer.state[logs]["n_iter"])
-        if not (bool(torch.isfinite(final)) and bool(torch.isfinite(logs).all())):
-            return None, math.nan, iterations
-        gradient = 0.0 if logs.grad is None else float(logs.grad.abs().max())
-        return torch.where(free, logs, initial).detach().clamp(low, high), gradient, iterations

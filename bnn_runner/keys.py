@@ -18,7 +18,17 @@ TRAINING = ("data", "model", "schedule", "prior", "likelihood", "precision", "th
 POSTERIOR = ("method", "hyper")
 EVALUATION = ("eval", "data.test_size")
 NEVER = (
-    "metric", "device", "output_dir", "cache_dir", "data_dir", "time_limit", "force", "stack", "figures", "allow", "replicates",
+    "metric",
+    "device",
+    "output_dir",
+    "cache_dir",
+    "data_dir",
+    "time_limit",
+    "force",
+    "stack",
+    "figures",
+    "allow",
+    "replicates",
 )
 """`threads` counts only where it is set: results are bit-identical at equal threads only."""
 
@@ -38,7 +48,9 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def list_of(key: str) -> str | None:
     """The list a dotted key belongs to, by its longest prefix there; None if it is on none."""
-    found = [(len(p), name) for name, prefixes in LISTS.items() for p in prefixes if key == p or key.startswith(p + ".")]
+    found = [
+        (len(p), name) for name, prefixes in LISTS.items() for p in prefixes if key == p or key.startswith(p + ".")
+    ]
     return max(found)[1] if found else None
 
 
@@ -53,7 +65,9 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def training_key(config: Mapping[str, Any], kind: str, fingerprint: str, lane_seed: int, extras: tuple[tuple[str, Any], ...]) -> str:
+def training_key(
+    config: Mapping[str, Any], kind: str, fingerprint: str, lane_seed: int, extras: tuple[tuple[str, Any], ...]
+) -> str:
     """Key of a trained network: content of the data, model, schedule, prior, noise rule, precision, lane seed.
 
     The data enter by the fingerprint of what a training sees, not by their settings, so that two

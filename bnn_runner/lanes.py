@@ -70,7 +70,11 @@ def concatenate(splits: Sequence[Split]) -> tuple[Split, Tensor]:
 
 
 def choose_strategy(
-    module: nn.Module, num_lanes: int, device: torch.device, setting: str, probe: Callable[[Strategy], float] | None = None
+    module: nn.Module,
+    num_lanes: int,
+    device: torch.device,
+    setting: str,
+    probe: Callable[[Strategy], float] | None = None,
 ) -> Strategy:
     """The strategy for `num_lanes` under the rule above; `probe` gives the seconds of a few steps of one strategy."""
     if num_lanes == 1:

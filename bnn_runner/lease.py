@@ -44,7 +44,9 @@ class Lease:
     def __enter__(self) -> Lease:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         told = False
-        seen: tuple[str | int | float, str | int | float, float] | None = None  # token, heartbeat, when it was first seen like that
+        seen: tuple[str | int | float, str | int | float, float] | None = (
+            None  # token, heartbeat, when it was first seen like that
+        )
         while not self._create():
             if self._stop_waiting():
                 raise InterruptedError
@@ -65,7 +67,9 @@ class Lease:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -74,7 +78,12 @@ class Lease:
             self.file.unlink(missing_ok=True)
 
     def _create(self) -> bool:
-        body = {"token": self.token, "pid": os.getpid(), "host": socket.gethostname(), "started": _process_start(os.getpid())}
+        body = {
+            "token": self.token,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": _process_start(os.getpid()),
+        }
         draft = self.file.with_name(f".{self.file.name}-{self.token}")
         draft.write_text(json.dumps(body))
         try:

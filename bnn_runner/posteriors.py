@@ -75,7 +75,7 @@ class Networks:
 
 
 def stacked_noise(networks: Sequence[Network]) -> Tensor | None:
-    """log σ of every network [M, K]; None for classes."""
+    """Log σ of every network [M, K]; None for classes."""
     rows = [n.likelihood.log_noise for n in networks if isinstance(n.likelihood, Gaussian)]
     return torch.stack(rows) if rows else None
 

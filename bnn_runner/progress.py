@@ -74,13 +74,17 @@ class Progress:
             self._said_long = True
             whole = took / moved * (total - self._first)
             if whole > LONG_AFTER_SECONDS:
-                self.console.say(f"{stage}: this will take about {duration(whole)} ({total - self._first} steps at {1000 * took / moved:.0f} ms)")
+                self.console.say(
+                    f"{stage}: this will take about {duration(whole)} ({total - self._first} steps at {1000 * took / moved:.0f} ms)"
+                )
         if self.terminal:
             self._draw(stage, done, total, took)
         elif now - self._told > LINE_EVERY_SECONDS and moved > 0:
             self._told = now
             left = duration(took / moved * (total - done))
-            self.console.say(f"{stage}: {done} of {total} ({100 * done // total} %), {moved / took:.3g} a second, {left} left")
+            self.console.say(
+                f"{stage}: {done} of {total} ({100 * done // total} %), {moved / took:.3g} a second, {left} left"
+            )
         if done >= total:
             self.close()
 
@@ -89,7 +93,15 @@ class Progress:
         if bar is None:
             if took < 0.3:
                 return
-            bar = self._bar = tqdm(total=total, initial=self._first, desc=stage, file=self.console.stream, leave=False, mininterval=0.2, dynamic_ncols=True)
+            bar = self._bar = tqdm(
+                total=total,
+                initial=self._first,
+                desc=stage,
+                file=self.console.stream,
+                leave=False,
+                mininterval=0.2,
+                dynamic_ncols=True,
+            )
         bar.update(done - bar.n)
 
     def clear(self) -> None:

@@ -18,7 +18,17 @@ import torch
 import bnn_runner
 from bnn_runner.keys import RECIPE
 
-_PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "omegaconf", "pandas", "matplotlib", "scikit-learn", "safetensors")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "hydra-core",
+    "omegaconf",
+    "pandas",
+    "matplotlib",
+    "scikit-learn",
+    "safetensors",
+)
 
 
 def git_state(folder: Path) -> dict[str, Any]:
@@ -49,7 +59,11 @@ def versions() -> dict[str, str]:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.processor() or platform.machine()} CPU, {os.cpu_count()} cores" if device.type == "cpu" else device.type
+    return (
+        f"{platform.processor() or platform.machine()} CPU, {os.cpu_count()} cores"
+        if device.type == "cpu"
+        else device.type
+    )
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:

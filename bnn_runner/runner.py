@@ -1,7 +1,7 @@
 """One run: the way of the data, from an experiment to finished cells.
 
-    experiment -> cells (finished ones are shown) -> tasks -> trained networks (cache) ->
-    posterior = method.fit(…) -> Evaluation (saved) -> metrics -> files, figures, DONE
+experiment -> cells (finished ones are shown) -> tasks -> trained networks (cache) ->
+posterior = method.fit(…) -> Evaluation (saved) -> metrics -> files, figures, DONE
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bnn_runner.progress import Console
 from bnn_runner.session import Session, Work
 from bnn_runner.streams import derive_seed
 from bnn_runner.telling import describe, short, show_scores
-from bnn_runner.training import Lane, Recipe
+from bnn_runner.training_state import Lane, Recipe
 from bnn_runner.workplan import Training, Workplan
 
 __all__ = ["Outcome", "run"]
@@ -147,7 +147,9 @@ def _run_all(works: list[Work], session: Session) -> Outcome:
         if work not in todo:
             if score_again(work):
                 session.console.say("other metrics are asked for: made again from the saved evaluation")
-            session.console.say(f"already finished, nothing to do (force=true runs it again): {short(work.cell.folder)}")
+            session.console.say(
+                f"already finished, nothing to do (force=true runs it again): {short(work.cell.folder)}"
+            )
             show_scores(work, session)
     if not todo:
         return Outcome("skipped", "all cells were finished", folders)

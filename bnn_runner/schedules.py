@@ -40,13 +40,17 @@ class Schedule:
         if not 0 < self.lr < math.inf:
             problems.append(f"schedule.lr={self.lr} is not a learning rate. It must be above 0 and finite.")
         if not 0 <= self.warmup_epochs <= self.epochs:
-            problems.append(f"schedule.warmup_epochs={self.warmup_epochs} must lie between 0 and schedule.epochs={self.epochs}.")
+            problems.append(
+                f"schedule.warmup_epochs={self.warmup_epochs} must lie between 0 and schedule.epochs={self.epochs}."
+            )
         if not 0 <= self.final_fraction <= 1:
             problems.append(f"schedule.final_fraction={self.final_fraction} must lie between 0 and 1.")
         if not 0 <= self.momentum < 1:
             problems.append(f"schedule.momentum={self.momentum} must lie in [0, 1).")
         if any(not 0 < m < 1 for m in self.milestones):
-            problems.append(f"schedule.milestones={list(self.milestones)} must be fractions of the epochs, between 0 and 1.")
+            problems.append(
+                f"schedule.milestones={list(self.milestones)} must be fractions of the epochs, between 0 and 1."
+            )
         raise_all(problems)
 
     def lr_at(self, step: int, steps_per_epoch: int) -> float:

@@ -28,7 +28,9 @@ def describe(work: Work, session: Session) -> None:
     )
     precisions = getattr(experiment.prior, "precision", None)
     if precisions is not None:
-        say(f"prior={experiment.choices.get('prior')} precision {precisions:g}: weight decay {precisions / max(len(task.train), 1):.3g}")
+        say(
+            f"prior={experiment.choices.get('prior')} precision {precisions:g}: weight decay {precisions / max(len(task.train), 1):.3g}"
+        )
 
 
 def show_scores(work: Work, session: Session) -> None:

@@ -10,22 +10,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import Model, Network, Task
+from bnn_runner.base import Network
 from bnn_runner.errors import Interrupted, UserError
 from bnn_runner.lanes import Forward, Strategy, Tensors, choose_strategy, concatenate, lane_forward, seconds_of
-from bnn_runner.likelihoods import Categorical, Gaussian, NoiseRule
-from bnn_runner.modes import evaluation_mode
-from bnn_runner.priors import Prior
-from bnn_runner.schedules import Schedule
-from bnn_runner.storage import write_atomically
-from bnn_runner.streams import generator, global_stream
+from bnn_runner.likelihoods import Categorical, Gaussian
+from bnn_runner.streams import generator
+from bnn_runner.training_state import Lane, Recipe, initial_state, residual_log_noise
 
 Progress = Callable[[str, int, int], None]
 CHECKPOINT_SECONDS = 10.0
@@ -39,140 +34,6 @@ class Diverged(Exception):
     def __init__(self, message: str, lanes: tuple[int, ...]) -> None:
         super().__init__(message)
         self.lanes = lanes
-
-
-@dataclass(frozen=True)
-class Lane:
-    """One network to train: its data, its seed (init and order derive from it) and its cache key."""
-
-    task: Task
-    seed: int
-    key: str = ""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is the same for all lanes of a group."""
-
-    model: Model
-    schedule: Schedule
-    prior: Prior
-    noise: NoiseRule
-    precision: str = "float32"
-    dtype: torch.dtype = torch.float32
-    stack: str = "auto"
-
-
-@dataclass
-class State:
-    """All that changes in training; what is saved here is all that a resumed training needs."""
-
-    parameters: Tensors
-    buffers: Tensors
-    log_noise: Tensor | None
-    optimizer: torch.optim.Optimizer
-    step: int = 0
-    nll_sum: Tensor = field(default_factory=lambda: torch.zeros(0))
-    seconds: float = 0.0
-    history: list[list[dict[str, float]]] = field(default_factory=list)
-
-    def save(self, path: Path) -> None:
-        payload = {
-            "parameters": {k: v.detach() for k, v in self.parameters.items()},
-            "buffers": self.buffers,
-            "log_noise": None if self.log_noise is None else self.log_noise.detach(),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-            "nll_sum": self.nll_sum,
-            "seconds": self.seconds,
-            "history": self.history,
-        }
-        write_atomically(path, lambda f: torch.save(payload, f))
-
-    def load(self, path: Path, device: torch.device) -> bool:
-        """Go on from a checkpoint; False where there is none or it is damaged (then nothing is changed)."""
-        try:
-            saved: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-            if {k: v.shape for k, v in saved["parameters"].items()} != {k: v.shape for k, v in self.parameters.items()}:
-                return False
-        except FileNotFoundError:
-            return False
-        except Exception:  # a checkpoint that cannot be read is worth nothing: train anew
-            return False
-        with torch.no_grad():
-            for name, p in self.parameters.items():
-                p.copy_(saved["parameters"][name])
-            for name, b in self.buffers.items():
-                b.copy_(saved["buffers"][name])
-            if self.log_noise is not None:
-                self.log_noise.copy_(saved["log_noise"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.step, self.nll_sum, self.seconds = saved["step"], saved["nll_sum"], saved["seconds"]
-        self.history = saved["history"]
-        return True
-
-
-def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -> tuple[nn.Module, State]:
-    """Every lane's own initial weights, stacked; each drawn in float32 whatever the working dtype."""
-    modules = []
-    for lane in lanes:
-        with global_stream(lane.seed, "init"):
-            modules.append(recipe.model.build(lane.task.spec))
-    stacked = {n: torch.stack([dict(m.named_parameters())[n].detach() for m in modules]) for n, _ in modules[0].named_parameters()}
-    parameters = {n: t.to(device, recipe.dtype).requires_grad_() for n, t in stacked.items()}
-    buffers = {n: torch.stack([dict(m.named_buffers())[n] for m in modules]).to(device) for n, _ in modules[0].named_buffers()}
-    buffers = {n: b.to(recipe.dtype) if b.is_floating_point() else b for n, b in buffers.items()}
-    module = modules[0].to(device, recipe.dtype)
-    log_noise = _initial_noise(recipe, lanes, module, parameters, buffers)
-    trained = [*parameters.values()]
-    if log_noise is not None and log_noise.requires_grad:
-        trained.append(log_noise)
-    state = State(parameters, buffers, log_noise, _optimizer(recipe.schedule, trained, device))
-    state.nll_sum = torch.zeros(len(lanes), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32)
-    state.history = [[] for _ in lanes]
-    return module, state
-
-
-def _optimizer(schedule: Schedule, tensors: list[Tensor], device: torch.device) -> torch.optim.Optimizer:
-    fused = device.type in ("cpu", "cuda")
-    if schedule.optimizer == "adam":
-        return torch.optim.Adam(tensors, lr=schedule.lr, fused=fused)
-    nesterov = schedule.nesterov and schedule.momentum > 0
-    return torch.optim.SGD(tensors, lr=schedule.lr, momentum=schedule.momentum, nesterov=nesterov, fused=fused)
-
-
-@torch.no_grad()
-def _initial_noise(recipe: Recipe, lanes: Sequence[Lane], module: nn.Module, parameters: Tensors, buffers: Tensors) -> Tensor | None:
-    """log σ [L, K] in standardised units where training starts; it requires a gradient when it is learned."""
-    task = lanes[0].task
-    if task.spec.kind == "classification":
-        return None
-    device = next(iter(parameters.values())).device
-    if recipe.noise.noise == "fixed":
-        assert recipe.noise.sigma is not None
-        rows = [torch.log(recipe.noise.sigma / lane.task.target_scale) for lane in lanes]
-        return torch.stack(rows).to(device, recipe.dtype)
-    if recipe.noise.noise == "residual":
-        return torch.zeros(len(lanes), task.spec.num_outputs, device=device, dtype=recipe.dtype)
-    rows = []
-    for i, lane in enumerate(lanes):
-        tensors = {n: t[i].detach() for n, t in (parameters | buffers).items()}
-        rows.append(residual_log_noise(module, tensors, lane.task))
-    return torch.stack(rows).requires_grad_()
-
-
-@torch.no_grad()
-def residual_log_noise(module: nn.Module, tensors: Tensors, task: Task) -> Tensor:
-    """½ log of the mean squared training residual, [K], standardised units; at least log 1e-6."""
-    total, count = torch.zeros(task.spec.num_outputs, dtype=torch.float64), 0
-    with evaluation_mode(module):
-        for x, y in task.train.batches(1024):
-            outputs = torch.func.functional_call(module, tensors, (x,))
-            assert y is not None
-            total += (y - outputs).square().sum(0).cpu().double()
-            count += len(x)
-    sample = next(iter(tensors.values()))
-    return (0.5 * torch.log((total / count).clamp_min(1e-12))).to(sample.device, sample.dtype)
 
 
 def _batch_bounds(num_points: int, batch_size: int) -> list[tuple[int, int]]:
@@ -212,7 +73,9 @@ class Group:
 
     def threads(self) -> int | None:
         """1 for a group so small that handing work to a second thread costs more than it saves; None: as set."""
-        multiplications = sum(p.numel() for p in self.state.parameters.values()) * min(self.recipe.schedule.batch_size, self.num_points)
+        multiplications = sum(p.numel() for p in self.state.parameters.values()) * min(
+            self.recipe.schedule.batch_size, self.num_points
+        )
         return 1 if self.device.type == "cpu" and multiplications < SMALL_STEP else None
 
     def step_seconds(self) -> float:
@@ -222,7 +85,9 @@ class Group:
     def _order(self, epoch: int) -> Tensor:
         """Every lane's own order of its points in an epoch, [L, N], on the device."""
         if self._orders is None or self._orders[0] != epoch:
-            rows = [torch.randperm(self.num_points, generator=generator(lane.seed, "order", epoch)) for lane in self.lanes]
+            rows = [
+                torch.randperm(self.num_points, generator=generator(lane.seed, "order", epoch)) for lane in self.lanes
+            ]
             self._orders = epoch, (torch.stack(rows) + self.offsets).to(self.device)
         return self._orders[1]
 
@@ -241,9 +106,15 @@ class Group:
         return seconds_of(work, self.device)
 
     def _log_prob(
-        self, forward: Forward, parameters: Tensors, buffers: Tensors, log_noise: Tensor | None, x: Tensor, y: Tensor | None
+        self,
+        forward: Forward,
+        parameters: Tensors,
+        buffers: Tensors,
+        log_noise: Tensor | None,
+        x: Tensor,
+        y: Tensor | None,
     ) -> Tensor:
-        """log p of every point of a batch, [L, B]."""
+        """Log p of every point of a batch, [L, B]."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
             outputs = forward(parameters, buffers, x)
         outputs = outputs.to(self.recipe.dtype)
@@ -259,7 +130,9 @@ class Group:
             self.state.load(checkpoint, self.device)
         return self.state.step
 
-    def train(self, checkpoint: Path | None, progress: Progress, stop: Callable[[], bool] = lambda: False) -> list[Network]:
+    def train(
+        self, checkpoint: Path | None, progress: Progress, stop: Callable[[], bool] = lambda: False
+    ) -> list[Network]:
         """Train to the end of the schedule and give one network a lane.
 
         Raises `Diverged` at the first non-finite loss, and `Interrupted` after writing the
@@ -273,12 +146,9 @@ class Group:
         if checkpoint is not None:
             self.resume(checkpoint)
         forward = lane_forward(self.module, self.strategy)
-        trained = [p for group in state.optimizer.param_groups for p in group["params"]]
-        weights, shrink = [], []
-        for name, p in state.parameters.items():
-            if self.prior[name] > 0:
-                weights.append(p)
-                shrink.append(self.prior[name] / self.num_points)
+        trained = state.trained()
+        moved = [t.detach() for t in trained]
+        shrink = [self.prior[name] / self.num_points for name in state.parameters]
         was_training = self.module.training
         self.module.train()
         threads_found, threads = torch.get_num_threads(), self.threads()
@@ -291,18 +161,14 @@ class Group:
                 begin, end = self.bounds[position]
                 x, y = self.data.gather(self._order(epoch)[:, begin:end])
                 lr = schedule.lr_at(state.step, per_epoch)
-                for group in state.optimizer.param_groups:
-                    group["lr"] = lr
                 nll = -self._log_prob(forward, state.parameters, state.buffers, state.log_noise, x, y).mean(-1)
-                grads = torch.autograd.grad(nll.sum(), trained)
-                for p, grad in zip(trained, grads, strict=True):
-                    # Fused optimisers read memory in order: a gradient that comes out transposed would be scrambled.
-                    p.grad = grad.contiguous()
+                # The update reads memory in order: a gradient that comes out transposed would be scrambled.
+                grads = [g.contiguous() for g in torch.autograd.grad(nll.sum(), trained)]
                 with torch.no_grad():
-                    for p, factor in zip(weights, shrink, strict=True):
-                        assert p.grad is not None
-                        p.grad.add_(p, alpha=factor)
-                state.optimizer.step()
+                    for p, grad, factor in zip(moved, grads, shrink, strict=False):
+                        if factor:
+                            grad.add_(p, alpha=factor)
+                    state.optimizer.step(moved, grads, lr)
                 state.nll_sum += nll.detach() * (end - begin)
                 state.step += 1
                 ends_epoch = position == per_epoch - 1

@@ -17,7 +17,8 @@ from bnn_runner.cache import NetworkCache
 from bnn_runner.keys import digest
 from bnn_runner.lease import Lease
 from bnn_runner.streams import global_stream
-from bnn_runner.training import Diverged, Group, Lane, Progress, Recipe
+from bnn_runner.training import Diverged, Group, Progress
+from bnn_runner.training_state import Lane, Recipe
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,11 @@ class Workplan:
         """Train under leases, so that no other process trains the same; what it finished meanwhile is taken from it."""
         with ExitStack() as stack:
             for member in sorted(members, key=lambda t: t.key):
-                lease = Lease(self.cache.path(member.key), lambda owner: self.say(f"waiting: {owner} trains the same network"), self.stop)
+                lease = Lease(
+                    self.cache.path(member.key),
+                    lambda owner: self.say(f"waiting: {owner} trains the same network"),
+                    self.stop,
+                )
                 stack.enter_context(lease)
             members = self._missing(members)
             if not members:
@@ -101,7 +106,9 @@ class Workplan:
                 if step := group.resume(checkpoint):
                     self.say(f"going on from a checkpoint at step {step} of {group.total_steps}")
                 try:
-                    networks = group.train(checkpoint, lambda s, done, total: self.progress(s + suffix, done, total), self.stop)
+                    networks = group.train(
+                        checkpoint, lambda s, done, total: self.progress(s + suffix, done, total), self.stop
+                    )
                 except Diverged as error:
                     # The lanes are independent: those that did not diverge are trained again without the others.
                     bad = {members[i].key for i in error.lanes}

@@ -57,7 +57,9 @@ def cholesky(matrix: Tensor, name: str, repairs: Repairs) -> Tensor:
     matrix = checked(wide(matrix), name)
     scale = matrix.diagonal().mean()
     for jitter in (0.0, 1e-10, 1e-8, 1e-6):
-        factor, info = torch.linalg.cholesky_ex(matrix + jitter * scale * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
+        factor, info = torch.linalg.cholesky_ex(
+            matrix + jitter * scale * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        )
         if int(info) == 0:
             if jitter:
                 repairs[f"jitter_{jitter:g}"] += 1
@@ -70,5 +72,5 @@ def cholesky(matrix: Tensor, name: str, repairs: Repairs) -> Tensor:
 
 
 def log_det(factor: Tensor) -> Tensor:
-    """log det of L Lᵀ."""
+    """Log det of L Lᵀ."""
     return 2 * factor.diagonal().log().sum()

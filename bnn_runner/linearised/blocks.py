@@ -161,19 +161,33 @@ class BlockGaussian:
     def sample(self, seed: int, start: int, stop: int) -> Tensor:
         """Draws `start` to `stop`, [S, P]; draw s depends on (seed, s) alone."""
         total = sum(self.sizes.values())
-        z = torch.stack([torch.randn(total, generator=generator(seed, "posterior", s), dtype=torch.float64) for s in range(start, stop)])
+        z = torch.stack(
+            [
+                torch.randn(total, generator=generator(seed, "posterior", s), dtype=torch.float64)
+                for s in range(start, stop)
+            ]
+        )
         parts = z.to(self.device, self.dtype).split(list(self.sizes.values()), dim=1)
-        moved = [block.sample(part, lam) for block, part, lam in zip(self.blocks.values(), parts, self.precisions, strict=True)]
+        moved = [
+            block.sample(part, lam)
+            for block, part, lam in zip(self.blocks.values(), parts, self.precisions, strict=True)
+        ]
         return torch.cat(moved, dim=1)
 
     def covariance(self, jacobians: BatchJacobians) -> Tensor:
         """J Σ Jᵀ at each point, [B, C, C]."""
-        parts = [self.blocks[name].covariance(j, lam) for (name, j), lam in zip(jacobians.tensors.items(), self.precisions, strict=True)]
+        parts = [
+            self.blocks[name].covariance(j, lam)
+            for (name, j), lam in zip(jacobians.tensors.items(), self.precisions, strict=True)
+        ]
         return torch.stack(parts).sum(0)
 
     def half(self, jacobians: BatchJacobians) -> Tensor:
         """[B, C, P] whose products over the last axis are J Σ Jᵀ, across points too."""
-        parts = [self.blocks[name].half(j, lam) for (name, j), lam in zip(jacobians.tensors.items(), self.precisions, strict=True)]
+        parts = [
+            self.blocks[name].half(j, lam)
+            for (name, j), lam in zip(jacobians.tensors.items(), self.precisions, strict=True)
+        ]
         return torch.cat(parts, dim=-1)
 
 
@@ -187,14 +201,17 @@ class BlockCurvature:
     device: torch.device
 
     def log_det_ratio(self, precisions: Tensor) -> Tensor:
-        """log det(H + Λ) − log det Λ for one precision [1] or one a tensor [T], float64, differentiable. O(P)."""
+        """Log det(H + Λ) − log det Λ for one precision [1] or one a tensor [T], float64, differentiable. O(P)."""
         each = precisions.to(next(iter(self.blocks.values())).spectrum.device).expand(len(self.blocks))
         parts = [torch.log1p(b.spectrum / lam).sum() for b, lam in zip(self.blocks.values(), each, strict=True)]
         return torch.stack(parts).sum()
 
     def effective_dimension(self, precisions: Tensor) -> float:
         """Tr H (H + Λ)⁻¹."""
-        parts = [(b.spectrum / (b.spectrum + lam)).sum() for b, lam in zip(self.blocks.values(), precisions.tolist(), strict=True)]
+        parts = [
+            (b.spectrum / (b.spectrum + lam)).sum()
+            for b, lam in zip(self.blocks.values(), precisions.tolist(), strict=True)
+        ]
         return float(torch.stack(parts).sum())
 
     def gaussian(self, precisions: Tensor) -> BlockGaussian:

@@ -35,7 +35,7 @@ def log_likelihood(task: Task, network: Network, batch_size: int = 1024) -> floa
 
 
 def log_evidence(loglik: float, weights: Sequence[Tensor], curvature: Curvature, precisions: Tensor) -> Tensor:
-    """log p(D) ≈ log p(D | w*) − ½ [w*ᵀΛw* + log det(H + Λ) − log det Λ], nats (MacKay 1992; Immer et al. 2021).
+    """Log p(D) ≈ log p(D | w*) − ½ [w*ᵀΛw* + log det(H + Λ) − log det Λ], nats (MacKay 1992; Immer et al. 2021).
 
     `precisions` is one λ [1] or one a tensor [T] of the basis; differentiable in it. Weights held
     at MAP have no part in it.
@@ -46,7 +46,9 @@ def log_evidence(loglik: float, weights: Sequence[Tensor], curvature: Curvature,
 
 
 @torch.no_grad()
-def validation_logliks(task: Task, jacobians: Jacobians, curvature: Curvature, candidates: Sequence[Tensor]) -> list[float]:
+def validation_logliks(
+    task: Task, jacobians: Jacobians, curvature: Curvature, candidates: Sequence[Tensor]
+) -> list[float]:
     """Mean closed-form log-likelihood of the validation part for each candidate [T]; one pass over the Jacobians.
 
     Regression: the exact Gaussian predictive. Classes: the probit approximation.

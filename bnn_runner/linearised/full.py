@@ -47,7 +47,12 @@ class FullGaussian:
     def sample(self, seed: int, start: int, stop: int) -> Tensor:
         """Draws `start` to `stop`, [S, P]; draw s depends on (seed, s) alone."""
         size = len(self.scale)
-        z = torch.stack([torch.randn(size, generator=generator(seed, "posterior", s), dtype=torch.float64) for s in range(start, stop)])
+        z = torch.stack(
+            [
+                torch.randn(size, generator=generator(seed, "posterior", s), dtype=torch.float64)
+                for s in range(start, stop)
+            ]
+        )
         z = z.to(self.scale.device)
         shrink = torch.rsqrt(1 + self.values) - 1
         u = z + ((z @ self.vectors) * shrink) @ self.vectors.T
@@ -103,7 +108,7 @@ class FullCurvature:
         return self._isotropic
 
     def log_det_ratio(self, precisions: Tensor) -> Tensor:
-        """log det(H + Λ) − log det Λ for one precision [1] or one a tensor [T], float64, differentiable.
+        """Log det(H + Λ) − log det Λ for one precision [1] or one a tensor [T], float64, differentiable.
 
         A single one costs O(P) after one eigendecomposition. Several cost a Cholesky factor
         of the smaller side each time; on the dual side the Gram matrix of each tensor is cached.

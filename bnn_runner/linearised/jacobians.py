@@ -179,7 +179,11 @@ class Jacobians:
                 handle.remove()
         batch, num_outputs = outputs.shape
         values = outputs.detach()
-        root_values = torch.eye(num_outputs, dtype=values.dtype, device=x.device).expand(batch, -1, -1) if root is None else root(values)
+        root_values = (
+            torch.eye(num_outputs, dtype=values.dtype, device=x.device).expand(batch, -1, -1)
+            if root is None
+            else root(values)
+        )
         grads = self._backward(outputs, visits, root_values)
         made: dict[str, TensorJacobian] = {}
         general: list[str] = []
@@ -209,7 +213,10 @@ class Jacobians:
     def _tensor(self, name: str, calls: list[_Visit], grads: list[Tensor]) -> TensorJacobian:
         owner, kind = self._owners[name], name.rpartition(".")[2]
         if isinstance(owner, _NORMS):
-            parts = [_norm_jacobian(owner, kind, v.inputs, g, self._buffers_of(name)) for v, g in zip(calls, grads, strict=True)]
+            parts = [
+                _norm_jacobian(owner, kind, v.inputs, g, self._buffers_of(name))
+                for v, g in zip(calls, grads, strict=True)
+            ]
             self._positions[name] = 1
             return Dense(sum(parts[1:], parts[0]))
         pairs = [_positions(owner, v.inputs, g) for v, g in zip(calls, grads, strict=True)]
@@ -237,7 +244,9 @@ class Jacobians:
             result: dict[str, Tensor] = vmap(jacrev(one), in_dims=(None, 0, 0))(chosen, x, root)
         return {n: Dense(j.detach().flatten(2)) for n, j in result.items()}
 
-    def over(self, batches: Iterator[tuple[Tensor, Any]], root: Root | None = None) -> Iterator[tuple[BatchJacobians, Any]]:
+    def over(
+        self, batches: Iterator[tuple[Tensor, Any]], root: Root | None = None
+    ) -> Iterator[tuple[BatchJacobians, Any]]:
         """Jacobians batch after batch, beside the targets."""
         for x, y in batches:
             yield self(x, root), y
@@ -258,7 +267,9 @@ def _positions(owner: nn.Module, inputs: Tensor, grads: Tensor) -> tuple[Tensor,
     """Inputs [B, d, T] and derivatives [B, C, o, T] of a linear or convolution layer, position by position."""
     if isinstance(owner, nn.Conv2d):
         if isinstance(owner.padding, str):
-            raise RunFailed("the curvature of a convolution with string padding is not implemented. Give the padding as numbers.")
+            raise RunFailed(
+                "the curvature of a convolution with string padding is not implemented. Give the padding as numbers."
+            )
         patches = nn.functional.unfold(inputs, owner.kernel_size, owner.dilation, owner.padding, owner.stride)
         return patches, grads.flatten(3)
     batch, directions = grads.shape[:2]

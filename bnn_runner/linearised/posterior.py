@@ -6,7 +6,7 @@ A draw is the function f(x, w*) + J(x) δ_s with δ_s ~ N(0, Σ), the same δ_s 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from bnn_runner.base import Likelihood, Moments, Network, Split
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
-from bnn_runner.posteriors import NetworkDraws, stacked_noise
+from bnn_runner.posteriors import NetworkDraws
 
 
 class WeightGaussian(Protocol):
@@ -55,16 +55,16 @@ class LinearisedDraws:
         return self.stop - self.start
 
     def __getitem__(self, part: slice) -> LinearisedDraws:
-        begin, end, step = part.indices(len(self))
-        if step != 1:
-            raise ValueError("a slice of draws has step 1")
-        return LinearisedDraws(self.jacobians, self.gaussian, self.seed, self.start + begin, self.start + max(begin, end))
+        begin, end = _bounds(part, len(self))
+        return replace(self, start=self.start + begin, stop=self.start + end, _kept={})
 
     def _deltas(self) -> dict[str, Tensor]:
         if not self._kept:
             flat = self.gaussian.sample(self.seed, self.start, self.stop)
             sizes, device = self.jacobians.sizes(), next(iter(self.jacobians.network.parameters.values())).device
-            self._kept.update(zip(sizes, (p.contiguous().to(device) for p in flat.split(list(sizes.values()), dim=1)), strict=True))
+            self._kept.update(
+                zip(sizes, (p.contiguous().to(device) for p in flat.split(list(sizes.values()), dim=1)), strict=True)
+            )
         return self._kept
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -85,6 +85,62 @@ class LinearisedDraws:
 
 
 @dataclass(frozen=True)
+class SampledNetworks:
+    """Draws `start` to `stop`: the network at w* + δ_s. Weights are made when first used, so chunks hold few at once.
+
+    Buffers (running statistics) stay those of w*.
+    """
+
+    network: Network
+    gaussian: WeightGaussian
+    sizes: Mapping[str, int]
+    seed: int
+    start: int
+    stop: int
+    _kept: list[NetworkDraws] = field(default_factory=list, repr=False)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return self.network.likelihood
+
+    @property
+    def log_weights(self) -> Tensor:
+        return torch.zeros(len(self))
+
+    @property
+    def floats_per_draw(self) -> int:
+        return self.network.num_parameters
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice) -> SampledNetworks:
+        begin, end = _bounds(part, len(self))
+        return replace(self, start=self.start + begin, stop=self.start + end, _kept=[])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[S, B, K]."""
+        if not self._kept:
+            weights = []
+            for row in self.gaussian.sample(self.seed, self.start, self.stop):
+                moved = {}
+                for name, delta in zip(self.sizes, row.split(list(self.sizes.values())), strict=True):
+                    centre = self.network.parameters[name]
+                    moved[name] = centre + delta.to(centre).reshape(centre.shape)
+                weights.append(self.network.tensors | moved)
+            self._kept.append(NetworkDraws(self.network.module, tuple(weights)))
+        return self._kept[0](x)
+
+
+def _bounds(part: slice, length: int) -> tuple[int, int]:
+    """First and last (exclusive) of a slice of draws, which has step 1."""
+    begin, end, step = part.indices(length)
+    if step != 1:
+        raise ValueError("a slice of draws has step 1")
+    return begin, max(begin, end)
+
+
+@dataclass(frozen=True)
 class NetworkLaplace:
     """q(w) = N(w*, (H + Λ)⁻¹) pushed through the network itself; for comparison, known to do worse (Immer et al. 2021).
 
@@ -98,19 +154,8 @@ class NetworkLaplace:
     treatment: Mapping[str, str]
     finite: bool = False
 
-    def draws(self, num_draws: int, seed: int) -> NetworkDraws:
-        """Networks with sampled weights; buffers (running statistics) stay those of w*."""
-        network = self.jacobians.network
-        flat = self.gaussian.sample(seed, 0, num_draws)
-        sizes = self.jacobians.sizes()
-        weights = []
-        for row in flat:
-            parts = dict(zip(sizes, row.split(list(sizes.values())), strict=True))
-            moved = {n: network.parameters[n] + d.reshape(network.parameters[n].shape) for n, d in parts.items()}
-            weights.append(network.tensors | moved)
-        noise = stacked_noise([network])
-        noise = None if noise is None else noise.expand(num_draws, -1)
-        return NetworkDraws(network.module, tuple(weights), noise, network.num_parameters)
+    def draws(self, num_draws: int, seed: int) -> SampledNetworks:
+        return SampledNetworks(self.jacobians.network, self.gaussian, self.jacobians.sizes(), seed, 0, num_draws)
 
 
 @dataclass(frozen=True)
@@ -163,7 +208,11 @@ def last_layer_names(network: Network, x: Tensor) -> tuple[str, ...]:
 
     names = {m: n for n, m in network.module.named_modules()}
     called: list[nn.Module] = []
-    handles = [m.register_forward_hook(lambda m, *_: called.append(m)) for m in names if any(True for _ in m.parameters(recurse=False))]
+    handles = [
+        m.register_forward_hook(lambda m, *_: called.append(m))
+        for m in names
+        if any(True for _ in m.parameters(recurse=False))
+    ]
     try:
         with torch.no_grad(), evaluation_mode(network.module):
             functional_call(network.module, network.tensors, (x,))
@@ -171,6 +220,8 @@ def last_layer_names(network: Network, x: Tensor) -> tuple[str, ...]:
         for handle in handles:
             handle.remove()
     if not called or not isinstance(called[-1], nn.Linear):
-        raise RunFailed("this network does not end in a linear layer, so there is no last-layer posterior. Use method.weights=all.")
+        raise RunFailed(
+            "this network does not end in a linear layer, so there is no last-layer posterior. Use method.weights=all."
+        )
     prefix = names[called[-1]] + "."
     return tuple(n for n in network.parameters if n.startswith(prefix))

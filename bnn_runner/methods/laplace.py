@@ -130,7 +130,9 @@ class Laplace:
             treatment |= dict.fromkeys(held, "held at MAP (method.norm=map)")
             names = tuple(n for n in names if n not in held)
         if not names:
-            raise RunFailed("no weight is left for the posterior: method.weights and method.norm hold all of them at MAP.")
+            raise RunFailed(
+                "no weight is left for the posterior: method.weights and method.norm hold all of them at MAP."
+            )
         return names, treatment
 
     def _structure(self, task: Task, jacobians: Jacobians) -> Literal["auto", "full", "kfac", "diag"]:
@@ -180,5 +182,3 @@ def _rule(structure: str, jacobians: Jacobians, name: str) -> str:
         "general": "own diagonal (exact)",
     }
     return kinds[jacobians.rule(name)]
-
-

@@ -66,7 +66,9 @@ class MLP:
         if any(width < 1 for width in self.hidden):
             problems.append(f"model.hidden={list(self.hidden)} has a layer without units. Widths must be 1 or more.")
         if self.norm == "layer" and any(width < 2 for width in self.hidden):
-            problems.append(f"model.hidden={list(self.hidden)} with model.norm=layer: layer normalisation of one unit is constant.")
+            problems.append(
+                f"model.hidden={list(self.hidden)} with model.norm=layer: layer normalisation of one unit is constant."
+            )
         raise_all(problems)
 
     def problems(self, spec: TaskSpec) -> list[str]:

@@ -11,7 +11,9 @@ from bnn_runner.likelihoods import make_likelihood
 from bnn_runner.streams import generator
 
 
-def make_task(kind: str, shape: tuple[int, ...], num_outputs: int, num_train: int = 40, num_test: int = 12, seed: int = 0) -> Task:
+def make_task(
+    kind: str, shape: tuple[int, ...], num_outputs: int, num_train: int = 40, num_test: int = 12, seed: int = 0
+) -> Task:
     """Random inputs; skewed targets with unequal scales, so that a swapped axis or a lost factor shows."""
     g = generator(seed, "test task")
 
@@ -24,7 +26,11 @@ def make_task(kind: str, shape: tuple[int, ...], num_outputs: int, num_train: in
             y = torch.stack([(k + 1) * torch.sin(flat[:, 0] + k) + flat[:, -1] ** 2 for k in range(num_outputs)], 1)
         return Split(x, y, torch.arange(first_id, first_id + n))
 
-    scale = torch.linspace(0.5, 2.0, num_outputs, dtype=torch.float64) if kind == "regression" else torch.ones(num_outputs, dtype=torch.float64)
+    scale = (
+        torch.linspace(0.5, 2.0, num_outputs, dtype=torch.float64)
+        if kind == "regression"
+        else torch.ones(num_outputs, dtype=torch.float64)
+    )
     return Task(
         spec=TaskSpec("random", kind, shape, num_outputs, 0.1),  # type: ignore[arg-type]
         train=split(num_train, 0),

@@ -29,7 +29,8 @@ from bnn_runner.models.mlp import MLP
 from bnn_runner.priors import Isotropic, Layerwise
 from bnn_runner.schedules import Schedule
 from bnn_runner.streams import derive_seed
-from bnn_runner.training import Diverged, Group, Lane, Recipe
+from bnn_runner.training import Diverged, Group
+from bnn_runner.training_state import Lane, Recipe
 from bnn_runner.workplan import Training, Workplan
 from tests.numerics.helpers import make_task
 

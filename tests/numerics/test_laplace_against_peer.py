@@ -50,9 +50,7 @@ class _Sequential(nn.Module):
         if cnn:
             inner: nn.Module = SmallCNN(network.parameters["out.bias"].shape[0]).double()
             inner.load_state_dict(network.parameters)
-            self.layers = nn.Sequential(
-                inner.conv1, nn.Tanh(), inner.conv2, nn.Tanh(), nn.Flatten(), inner.out
-            )
+            self.layers = nn.Sequential(inner.conv1, nn.Tanh(), inner.conv2, nn.Tanh(), nn.Flatten(), inner.out)
         else:
             layers: list[nn.Module] = []
             for i in range(2):
@@ -132,7 +130,9 @@ def test_evidence_and_covariance_agree(case: str, structure: str) -> None:
     moments = posterior.moments(x)
     mean, covariance = peer._glm_predictive_distribution(x)
     torch.testing.assert_close(moments.mean, mean.detach(), rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(moments.covariance, covariance.detach().reshape(moments.covariance.shape), rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(
+        moments.covariance, covariance.detach().reshape(moments.covariance.shape), rtol=1e-5, atol=1e-9
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -147,7 +147,10 @@ def test_the_evidence_optimum_agrees(structure: str) -> None:
     peer = _peer(task, network, peer_net, subset, peer_structure, ours)
     at_optimum = float(peer.log_marginal_likelihood(prior_precision=torch.tensor(ours, dtype=torch.float64)))
     for factor in (0.9, 1.1):
-        assert float(peer.log_marginal_likelihood(prior_precision=torch.tensor(ours * factor, dtype=torch.float64))) < at_optimum
+        assert (
+            float(peer.log_marginal_likelihood(prior_precision=torch.tensor(ours * factor, dtype=torch.float64)))
+            < at_optimum
+        )
     assert posterior.report["evidence_nats"] == pytest.approx(at_optimum, rel=1e-5)
 
 

@@ -1,0 +1,167 @@
+"""What training starts from and changes: recipe, lanes, their stacked weights, and the checkpoint of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnn_runner.base import Model, Task
+from bnn_runner.lanes import Tensors
+from bnn_runner.likelihoods import NoiseRule
+from bnn_runner.modes import evaluation_mode
+from bnn_runner.optimizers import Optimizer, make_optimizer
+from bnn_runner.priors import Prior
+from bnn_runner.schedules import Schedule
+from bnn_runner.storage import write_atomically
+from bnn_runner.streams import global_stream
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One network to train: its data, its seed (init and order derive from it) and its cache key."""
+
+    task: Task
+    seed: int
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is the same for all lanes of a group."""
+
+    model: Model
+    schedule: Schedule
+    prior: Prior
+    noise: NoiseRule
+    precision: str = "float32"
+    dtype: torch.dtype = torch.float32
+    stack: str = "auto"
+
+
+@dataclass
+class State:
+    """All that changes in training; what is saved here is all that a resumed training needs."""
+
+    parameters: Tensors
+    buffers: Tensors
+    log_noise: Tensor | None
+    optimizer: Optimizer
+    step: int = 0
+    nll_sum: Tensor = field(default_factory=lambda: torch.zeros(0))
+    seconds: float = 0.0
+    history: list[list[dict[str, float]]] = field(default_factory=list)
+
+    def trained(self) -> list[Tensor]:
+        """What the optimiser moves: every parameter, then log σ where it is learned."""
+        learned = [self.log_noise] if self.log_noise is not None and self.log_noise.requires_grad else []
+        return [*self.parameters.values(), *learned]
+
+    def save(self, path: Path) -> None:
+        payload = {
+            "parameters": {k: v.detach() for k, v in self.parameters.items()},
+            "buffers": self.buffers,
+            "log_noise": None if self.log_noise is None else self.log_noise.detach(),
+            "optimizer": self.optimizer.state,
+            "step": self.step,
+            "nll_sum": self.nll_sum,
+            "seconds": self.seconds,
+            "history": self.history,
+        }
+        write_atomically(path, lambda f: torch.save(payload, f))
+
+    def load(self, path: Path, device: torch.device) -> bool:
+        """Go on from a checkpoint; False where there is none or it is damaged (then nothing is changed)."""
+        try:
+            saved: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+            same = _shapes(saved["parameters"].values()) == _shapes(self.parameters.values())
+            if not same or _shapes(saved["optimizer"]) != _shapes(self.optimizer.state):
+                return False
+        except FileNotFoundError:
+            return False
+        except Exception:  # a checkpoint that cannot be read is worth nothing: train anew
+            return False
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                p.copy_(saved["parameters"][name])
+            for name, b in self.buffers.items():
+                b.copy_(saved["buffers"][name])
+            if self.log_noise is not None:
+                self.log_noise.copy_(saved["log_noise"])
+            for mine, theirs in zip(self.optimizer.state, saved["optimizer"], strict=True):
+                mine.copy_(theirs)
+        self.step, self.nll_sum, self.seconds = saved["step"], saved["nll_sum"], saved["seconds"]
+        self.history = saved["history"]
+        return True
+
+
+def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
+    return [t.shape for t in tensors]
+
+
+def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -> tuple[nn.Module, State]:
+    """Every lane's own initial weights, stacked; each drawn in float32 whatever the working dtype."""
+    modules = []
+    for lane in lanes:
+        with global_stream(lane.seed, "init"):
+            modules.append(recipe.model.build(lane.task.spec))
+    stacked = {
+        n: torch.stack([dict(m.named_parameters())[n].detach() for m in modules])
+        for n, _ in modules[0].named_parameters()
+    }
+    parameters = {n: t.to(device, recipe.dtype).requires_grad_() for n, t in stacked.items()}
+    buffers = {
+        n: torch.stack([dict(m.named_buffers())[n] for m in modules]).to(device) for n, _ in modules[0].named_buffers()
+    }
+    buffers = {n: b.to(recipe.dtype) if b.is_floating_point() else b for n, b in buffers.items()}
+    module = modules[0].to(device, recipe.dtype)
+    log_noise = _initial_noise(recipe, lanes, module, parameters, buffers)
+    trained = [*parameters.values()]
+    if log_noise is not None and log_noise.requires_grad:
+        trained.append(log_noise)
+    state = State(parameters, buffers, log_noise, make_optimizer(recipe.schedule, trained))
+    state.nll_sum = torch.zeros(
+        len(lanes), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32
+    )
+    state.history = [[] for _ in lanes]
+    return module, state
+
+
+@torch.no_grad()
+def _initial_noise(
+    recipe: Recipe, lanes: Sequence[Lane], module: nn.Module, parameters: Tensors, buffers: Tensors
+) -> Tensor | None:
+    """Log σ [L, K] in standardised units where training starts; it requires a gradient when it is learned."""
+    task = lanes[0].task
+    if task.spec.kind == "classification":
+        return None
+    device = next(iter(parameters.values())).device
+    if recipe.noise.noise == "fixed":
+        assert recipe.noise.sigma is not None
+        rows = [torch.log(recipe.noise.sigma / lane.task.target_scale) for lane in lanes]
+        return torch.stack(rows).to(device, recipe.dtype)
+    if recipe.noise.noise == "residual":
+        return torch.zeros(len(lanes), task.spec.num_outputs, device=device, dtype=recipe.dtype)
+    rows = []
+    for i, lane in enumerate(lanes):
+        tensors = {n: t[i].detach() for n, t in (parameters | buffers).items()}
+        rows.append(residual_log_noise(module, tensors, lane.task))
+    return torch.stack(rows).requires_grad_()
+
+
+@torch.no_grad()
+def residual_log_noise(module: nn.Module, tensors: Tensors, task: Task) -> Tensor:
+    """½ log of the mean squared training residual, [K], standardised units; at least log 1e-6."""
+    total, count = torch.zeros(task.spec.num_outputs, dtype=torch.float64), 0
+    with evaluation_mode(module):
+        for x, y in task.train.batches(1024):
+            outputs = torch.func.functional_call(module, tensors, (x,))
+            assert y is not None
+            total += (y - outputs).square().sum(0).cpu().double()
+            count += len(x)
+    sample = next(iter(tensors.values()))
+    return (0.5 * torch.log((total / count).clamp_min(1e-12))).to(sample.device, sample.dtype)
