@@ -19,7 +19,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Ascent:
-    """Where a search ended: the point [G], the largest free gradient there, iterations; `finite` false if it met NaN."""
+    """Where a search ended: point [G], largest free gradient there, iterations; `finite` false if it met NaN."""
 
     point: Tensor
     gradient: float

@@ -71,7 +71,8 @@ class Cost:
         return self.training + self.fit + self.evaluation
 
     def told(self) -> str:
-        return f"training {duration(self.training)}, posterior {duration(self.fit)}, evaluation {duration(self.evaluation)}"
+        parts = {"training": self.training, "posterior": self.fit, "evaluation": self.evaluation}
+        return ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items())
 
 
 def limit_seconds(time_limit: float | str | None, device: torch.device) -> float | None:
@@ -118,7 +119,7 @@ def estimate(
 def _posterior_seconds(
     experiment: Experiment, recipe: Recipe, task: Task, points: int, device: torch.device
 ) -> tuple[float, float]:
-    """Seconds to fit the posterior on `points` training points, and to evaluate as many test points, at initial weights."""
+    """Seconds to fit the posterior on `points` training points and to evaluate as many test points; initial weights."""
 
     def some(n: int) -> torch.Tensor:
         return torch.arange(min(points, n))
@@ -223,6 +224,7 @@ def remembered(path: Path) -> dict[str, Any] | None:
 
 
 def remember(path: Path, changes: Mapping[str, Any]) -> None:
+    """Keep what was decided for the next run of the same request."""
     write_json(path, dict(changes))
 
 

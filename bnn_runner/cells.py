@@ -101,4 +101,5 @@ def command_line(overrides: Sequence[str], config_dir: Path | str | None = None)
 
 
 def write_description(cell: Cell, facts: Mapping[str, Any]) -> None:
+    """cell.json, whole or absent."""
     write_json(cell.folder / "cell.json", dict(facts))

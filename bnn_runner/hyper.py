@@ -104,9 +104,8 @@ class Grid:
         notes: tuple[str, ...] = ()
         if best in (0, self.num - 1):
             report["hyper_status"] = "at bound"
-            notes = (
-                f"hyper=grid: the best precision {float(values[best]):.3g} lies at the edge of the grid; widen hyper.low or hyper.high",
-            )
+            edge = f"hyper=grid: the best precision {float(values[best]):.3g} lies at the edge of the grid"
+            notes = (f"{edge}; widen hyper.low or hyper.high",)
         return Choice(torch.full_like(problem.start, float(values[best])), report, notes)
 
 
@@ -166,7 +165,8 @@ class Evidence:
         status = "at bound" if notes else ("converged" if gradient < 1e-2 else "not converged")
         if status == "not converged":
             notes.append(
-                f"hyper=evidence: the gradient is still {gradient:.2g} nats after {iterations} iterations; raise hyper.steps"
+                f"hyper=evidence: the gradient is still {gradient:.2g} nats after {iterations} iterations;"
+                " raise hyper.steps"
             )
         report = {"hyper_status": status, "hyper_iterations": iterations, "hyper_gradient": gradient}
         return Choice(logs.exp().expand(len(start)).clone(), report, tuple(notes))

@@ -81,7 +81,7 @@ def training_key(
 
 
 def cell_hash(config: Mapping[str, Any], uses_hyper: bool, finite: bool) -> str:
-    """Id of a cell: training, posterior and evaluation fields; a rule or a number of draws that cannot matter is left out."""
+    """Id of a cell: training, posterior and evaluation fields, less a rule or number of draws that cannot matter."""
     fields = select(config, "training", "posterior", "evaluation")
     if not uses_hyper:
         fields = {k: v for k, v in fields.items() if not k.startswith("hyper.")}

@@ -7,6 +7,7 @@ heartbeat has stood still for a minute of the watcher's own clock (on another on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -116,18 +117,14 @@ class Lease:
         except (json.JSONDecodeError, OSError):
             moved = "damaged"
         if moved != token:
-            try:
+            with contextlib.suppress(FileExistsError):
                 os.link(grave, self.file)
-            except FileExistsError:
-                pass
         grave.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
-            try:
+            with contextlib.suppress(OSError):  # a vanished folder is noticed by whoever writes the result
                 os.utime(self.file)
-            except OSError:  # a vanished folder is noticed by whoever writes the result
-                pass
 
 
 def _process_start(pid: int) -> str:

@@ -39,7 +39,8 @@ class Adam:
         n = self.count
         adam(
             list(tensors), list(grads), self.state[:n], self.state[n : 2 * n], [], self.state[2 * n :],
-            fused=self.fused, foreach=False, amsgrad=False, beta1=0.9, beta2=0.999, lr=lr, weight_decay=0.0, eps=1e-8, maximize=False,
+            fused=self.fused, foreach=False, amsgrad=False, beta1=0.9, beta2=0.999, lr=lr, weight_decay=0.0, eps=1e-8,
+            maximize=False,
         )  # fmt: skip
 
 

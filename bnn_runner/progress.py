@@ -75,7 +75,8 @@ class Progress:
             whole = took / moved * (total - self._first)
             if whole > LONG_AFTER_SECONDS:
                 self.console.say(
-                    f"{stage}: this will take about {duration(whole)} ({total - self._first} steps at {1000 * took / moved:.0f} ms)"
+                    f"{stage}: this will take about {duration(whole)} "
+                    f"({total - self._first} steps at {1000 * took / moved:.0f} ms)"
                 )
         if self.terminal:
             self._draw(stage, done, total, took)

@@ -47,6 +47,7 @@ def git_state(folder: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
+    """Python's, ours, and those of the packages that numbers depend on."""
     found = {"python": platform.python_version(), "bnn_runner": bnn_runner.__version__}
     for name in _PACKAGES:
         try:
@@ -57,6 +58,7 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: torch.device) -> str:
+    """The card's name, or the processor and its number of cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return (

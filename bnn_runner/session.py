@@ -59,7 +59,7 @@ class Work:
         return digest({k: v for k, v in flatten(self.experiment.config).items() if k.startswith("metric.")})
 
     def command(self, budget: Budget) -> str:
-        """The line that reproduces the cell: every override it came from, its own seed, and what the time limit changed."""
+        """The line that reproduces the cell: its overrides, its own seed, and what the time limit changed."""
         skip = {"seed", "replicates", "time_limit", *budget.changes}
         words = [o for o in self.experiment.overrides if o.lstrip("+").partition("=")[0] not in skip]
         words += [f"{key}={value}" for key, value in budget.changes.items()]

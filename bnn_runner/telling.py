@@ -23,14 +23,13 @@ def describe(work: Work, session: Session) -> None:
     networks = "" if count == 1 else f" ({count} trained networks)"
     schedule = experiment.schedule
     say(
-        f"model={work.cell.model} method={work.cell.method}{networks}: {schedule.epochs} epochs of {schedule.optimizer}, "
-        f"device {session.device.type}, {session.threads} threads"
+        f"model={work.cell.model} method={work.cell.method}{networks}: "
+        f"{schedule.epochs} epochs of {schedule.optimizer}, device {session.device.type}, {session.threads} threads"
     )
     precisions = getattr(experiment.prior, "precision", None)
     if precisions is not None:
-        say(
-            f"prior={experiment.choices.get('prior')} precision {precisions:g}: weight decay {precisions / max(len(task.train), 1):.3g}"
-        )
+        decay = precisions / max(len(task.train), 1)
+        say(f"prior={experiment.choices.get('prior')} precision {precisions:g}: weight decay {decay:.3g}")
 
 
 def show_scores(work: Work, session: Session) -> None:
@@ -59,7 +58,8 @@ def _evidence(report: dict[str, Any]) -> str:
     precision = report.get("prior_precision")
     chosen = f", prior precision {precision:.4g}" if precision is not None else ""
     value, basis = report["evidence_nats"], report.get("evidence_over", "all weights")
-    return f"log evidence {value:.2f} nats over {basis} ({report.get('structure')}{chosen}, hyper {report.get('hyper_status')})"
+    rule = f"{report.get('structure')}{chosen}, hyper {report.get('hyper_status')}"
+    return f"log evidence {value:.2f} nats over {basis} ({rule})"
 
 
 def short(path: Path) -> str:

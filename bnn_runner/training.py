@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -40,7 +41,7 @@ def _batch_bounds(num_points: int, batch_size: int) -> list[tuple[int, int]]:
     """Batches whose sizes differ by at most one, so that none is a left-over of one point and none is dropped."""
     count = math.ceil(num_points / batch_size)
     edges = [round(i * num_points / count) for i in range(count + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 class Group:

@@ -23,8 +23,8 @@ def checked(matrix: Tensor, name: str) -> Tensor:
     """The matrix, if all its numbers are finite; otherwise an error that names the tensor."""
     if not bool(torch.isfinite(matrix).all()):
         raise RunFailed(
-            f"the curvature of {name} holds NaN or infinity. The network's outputs or their derivatives are not finite there. "
-            "Lower schedule.lr, or look at the training curve in history.csv."
+            f"the curvature of {name} holds NaN or infinity. The network's outputs or their derivatives are not finite "
+            "there. Lower schedule.lr, or look at the training curve in history.csv."
         )
     return matrix
 

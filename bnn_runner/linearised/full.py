@@ -150,8 +150,9 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
     needed = bytes_needed(total, num_rows)
     if needed > MAX_BYTES:
         raise RunFailed(
-            f"the full curvature of {total:,} weights and {num_rows:,} output rows needs about {needed / 2**30:.0f} GiB. "
-            f"At most {MAX_BYTES / 2**30:.0f} GiB are used. Take method.structure=kfac or diag, or method.weights=last_layer."
+            f"the full curvature of {total:,} weights and {num_rows:,} output rows needs about "
+            f"{needed / 2**30:.0f} GiB. At most {MAX_BYTES / 2**30:.0f} GiB are used. "
+            "Take method.structure=kfac or diag, or method.weights=last_layer."
         )
     dtype = jacobians.network.parameters[jacobians.names[0]].dtype
     if side(total, num_rows) == "primal":
@@ -166,7 +167,7 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
 
 
 def _checked_columns(matrix: Tensor, columns: Tensor, sizes: dict[str, int]) -> Tensor:
-    """The matrix, if all its numbers are finite; otherwise an error naming the first tensor with bad `columns` [.., P]."""
+    """The matrix, if all its numbers are finite; else an error naming the first tensor with bad `columns` [.., P]."""
     for name, part in zip(sizes, columns.split(list(sizes.values()), dim=1), strict=True):
         checked(part, name)
     return checked(matrix, "the network")

@@ -109,10 +109,10 @@ class _Visit:
 class Jacobians:
     """Jacobians of a network with respect to the parameter tensors `names`, at its trained weights.
 
-    Linear and convolution layers (ungrouped, zero padding) are handled in factored form; batch-, layer- and groupnorm from
-    their normalised input; any other module that owns parameters by reverse-mode derivatives of
-    each point. A tensor whose module the forward pass never calls through is handled that last way
-    too, so none is skipped in silence.
+    Linear and convolution layers (ungrouped, zero padding) are handled in factored form; batch-,
+    layer- and groupnorm from their normalised input; any other module that owns parameters by
+    reverse-mode derivatives of each point. A tensor whose module the forward pass never calls
+    through is handled that last way too, so none is skipped in silence.
     """
 
     def __init__(self, network: Network, names: tuple[str, ...] | None = None) -> None:
@@ -150,7 +150,7 @@ class Jacobians:
         return max(1, min(largest, FLOATS_AT_ONCE // max(1, self._floats_per_point(directions))))
 
     def _floats_per_point(self, directions: int) -> int:
-        """Numbers a point needs in the widest layer: its Jacobian (or, at one position, its factors) and its patches."""
+        """Numbers a point needs in the widest layer: its Jacobian (its factors, at one position) and its patches."""
         widest = 1
         for name, size in self.sizes().items():
             positions = self._positions.get(name, 0)

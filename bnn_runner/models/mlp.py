@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import ClassVar, Literal
 
@@ -35,7 +36,7 @@ class MLPNetwork(nn.Module):
 
     def __init__(self, sizes: list[int], num_outputs: int, activation: str, norm: str, residual: bool) -> None:
         super().__init__()
-        self.hidden = nn.ModuleList(Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.hidden = nn.ModuleList(Linear(a, b) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(_norm(norm, width) for width in sizes[1:])
         self.out = Linear(sizes[-1], num_outputs)
         self.activation = ACTIVATIONS[activation]
