@@ -29,11 +29,14 @@ MAX_VAL = 2000
 
 
 def begin(work: Work, session: Session) -> None:
-    """Make the folder and say what the cell is, before anything can fail."""
-    work.cell.folder.mkdir(parents=True, exist_ok=True)
-    work.cell.set_status("open", "")
-    write_description(work.cell, _facts(work, session))
-    write_text(work.cell.folder / "command.txt", work.command(session.budget) + "\n")
+    """Make the folder and say what the cell is, before anything can fail; a cell that is done by now is left alone."""
+    cell = work.cell
+    if cell.status() == "done" and not work.experiment.settings.force:
+        return
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    cell.set_status("open", "")
+    write_description(cell, _facts(work, session))
+    write_text(cell.folder / "command.txt", work.command(session.budget) + "\n")
 
 
 def complete(work: Work, plan: Workplan, session: Session) -> None:
