@@ -7,7 +7,6 @@ gives it is printed. What was decided is kept, so that the same command finds th
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from bnn_runner.config import Experiment
 from bnn_runner.evaluation import evaluate
 from bnn_runner.hyper import Fixed
 from bnn_runner.progress import LONG_AFTER_SECONDS, duration
+from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_json
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
@@ -29,7 +29,7 @@ from bnn_runner.training_state import Lane, Recipe
 AUTO_MINUTES_ON_CPU = 20.0
 EVALUATION_SHARE, FIT_SHARE, TRAINING_SHARE = 0.2, 0.25, 0.45
 """Shares of the limit; the rest is for reading the data, figures and the estimate's own error."""
-FEWEST_POINTS = 200
+FEWEST_POINTS, FEWEST_OTHERS = 200, 50
 _PROBE_POINTS, _PROBE_SECONDS, _MOST_PROBE_POINTS = 32, 2.0, 1024
 
 
@@ -154,21 +154,28 @@ def _posterior_seconds(
 
 
 def shorten(
-    cost: Cost, limit: float, task: Task, scored_points: int, epochs: int, replicates: int = 1
+    cost: Cost, limit: float, task: Task, others: Sequence[int], schedule: Schedule, replicates: int = 1
 ) -> dict[str, Any]:
     """Smaller settings under which a run of this cost fits the limit; empty where it fits as it is.
 
-    In this order: test points, so that evaluation takes at most 20 % of the limit; training points,
-    so that the posterior's fit takes at most 25 %; epochs of the whole schedule, so that training
-    takes at most 45 %; training points again where even one epoch would not fit.
+    `others` are the numbers of validation and out-of-distribution points that are scored. In this
+    order: these and the test points, so that evaluation takes at most 20 % of the limit; training
+    points, so that the posterior's fit takes at most 25 %; epochs of the whole schedule, so that
+    training takes at most 45 %; training points again where even one epoch would not fit.
     """
     changes: dict[str, Any] = {}
     if cost.total <= limit:
         return changes
     if cost.evaluation > EVALUATION_SHARE * limit:
-        others = scored_points - len(task.test)
-        fits = EVALUATION_SHARE * limit / replicates / max(cost.evaluation_per_point, 1e-9) - others
-        changes["data.test_size"] = min(len(task.test), max(FEWEST_POINTS, _round_down(fits)))
+        fits = EVALUATION_SHARE * limit / replicates / max(cost.evaluation_per_point, 1e-9)
+        rest = sum(others)
+        if rest > fits / 2:
+            cap = max(FEWEST_OTHERS, _round_down(fits / 2 / len(others)))
+            changes["eval.max_ood"] = cap
+            rest = sum(min(n, cap) for n in others)
+        test = max(FEWEST_POINTS, _round_down(fits - rest))
+        if test < len(task.test):
+            changes["data.test_size"] = test
     points = len(task.train)
     kept = points
     if cost.fit > FIT_SHARE * limit:
@@ -177,10 +184,13 @@ def shorten(
     spent = min(cost.evaluation, EVALUATION_SHARE * limit) + min(cost.fit, FIT_SHARE * limit)
     allowed = max(TRAINING_SHARE * limit, 0.9 * limit - spent)
     if training > allowed:
-        used = max(1, int(epochs * allowed / training))
-        if used == 1 and training / epochs > allowed:
-            kept = max(FEWEST_POINTS, int(kept * allowed / (training / epochs)))
+        epoch = training / schedule.epochs
+        used = max(1, int(allowed / epoch))
+        if epoch > allowed:
+            kept = max(FEWEST_POINTS, int(kept * allowed / epoch))
         changes["schedule.epochs"] = used
+        if schedule.warmup_epochs > used:
+            changes["schedule.warmup_epochs"] = float(used)
     if kept < points:
         changes["data.train_size"] = _round_down(kept)
     return changes
@@ -196,17 +206,14 @@ def _round_down(value: float) -> int:
 def apply(experiment: Experiment, changes: Mapping[str, Any]) -> Experiment:
     """The experiment with some dotted keys of its components changed, in the objects and in the configuration."""
     config = dict(experiment.config)
-    parts: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for key, value in changes.items():
         group, name = key.split(".")
         config[group] = {**config[group], name: value}
-        component = parts.get(group, getattr(experiment, group))
-        known = {f.name for f in dataclasses.fields(component)}
-        extra = {"warmup_epochs": min(component.warmup_epochs, value)} if key == "schedule.epochs" else {}
-        if extra:
-            config[group] |= extra
-        parts[group] = replace(component, **{k: v for k, v in {name: value, **extra}.items() if k in known})
-    return replace(experiment, config=config, **parts)
+        parts.setdefault(group, {})[name] = value
+    settings = replace(experiment.settings, eval=replace(experiment.settings.eval, **parts.pop("eval", {})))
+    components = {group: replace(getattr(experiment, group), **values) for group, values in parts.items()}
+    return replace(experiment, config=config, settings=settings, **components)
 
 
 def asked(experiment: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,9 +24,6 @@ from bnn_runner.storage import write_json, write_text
 from bnn_runner.streams import derive_seed, generator
 from bnn_runner.workplan import Workplan
 
-MAX_VAL = 2000
-"""Points of the validation part that are scored (a seeded subset); hyperparameter rules use all of it."""
-
 
 def begin(work: Work, session: Session) -> None:
     """Make the folder and say what the cell is, before anything can fail; a cell that is done by now is left alone."""
@@ -105,24 +102,26 @@ def by_rule(treatment: Mapping[str, str]) -> dict[str, list[str]]:
 def _evaluate(work: Work, posterior: Posterior, session: Session) -> Evaluation:
     start = time.perf_counter()
     settings = work.experiment.settings.eval
+    most = settings.max_ood if settings.max_ood is not None else 2**31
     evaluation = evaluate(
-        _with_short_val(work.task, work.cell.seed),
+        _with_short_val(work.task, most, work.cell.seed),
         posterior,
         work.experiment.method.predictive,
         num_draws=settings.num_draws,
         seed=derive_seed(work.cell.seed, "posterior"),
         batch_size=settings.batch_size,
-        max_ood=settings.max_ood if settings.max_ood is not None else 2**31,
+        max_ood=most,
         progress=session.step,
     )
     work.seconds["evaluation"] = time.perf_counter() - start
     return evaluation
 
 
-def _with_short_val(task: Task, seed: int) -> Task:
-    if len(task.val) <= MAX_VAL:
+def _with_short_val(task: Task, most: int, seed: int) -> Task:
+    """The validation part cut to a seeded subset for scoring; hyperparameter rules have used all of it."""
+    if len(task.val) <= most:
         return task
-    chosen = torch.randperm(len(task.val), generator=generator(seed, "eval", "val"))[:MAX_VAL]
+    chosen = torch.randperm(len(task.val), generator=generator(seed, "eval", "val"))[:most]
     return replace(task, val=task.val.subset(chosen.sort().values))
 
 

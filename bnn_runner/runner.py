@@ -18,7 +18,7 @@ from bnn_runner import budget as budgets
 from bnn_runner.budget import Budget
 from bnn_runner.cache import NetworkCache
 from bnn_runner.cells import Cell
-from bnn_runner.completion import MAX_VAL, begin, complete, score_again
+from bnn_runner.completion import begin, complete, score_again
 from bnn_runner.config import Experiment
 from bnn_runner.devices import pick_device, thread_count
 from bnn_runner.errors import Interrupted, RunFailed, UserError
@@ -121,11 +121,12 @@ def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment,
     if changes is None:
         plan = _workplan(experiment, session)
         missing = [Lane(t.task, t.lane_seed, t.key) for w in works for t in w.trainings if not plan.cache.has(t.key)]
-        scored = [_scored_points(w) for w in works]
+        others = [_other_points(w) for w in works]
+        scored = [len(w.task.test) + sum(n) for w, n in zip(works, others, strict=True)]
         cost = budgets.estimate(experiment, plan.recipe, [w.task for w in works], missing, scored, session.device)
         changes = {}
         if limit is not None:
-            changes = budgets.shorten(cost, limit, works[0].task, scored[0], experiment.schedule.epochs, len(works))
+            changes = budgets.shorten(cost, limit, works[0].task, others[0], experiment.schedule, len(works))
     budget = Budget(changes, budgets.asked(experiment, changes), (limit or 0.0) / 60)
     if changes:
         budgets.remember(kept, changes)
@@ -133,10 +134,11 @@ def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment,
     return budgets.apply(experiment, changes), budget
 
 
-def _scored_points(work: Work) -> int:
-    """How many points evaluation goes through."""
-    others = [min(len(s), MAX_VAL) for name, s in work.task.splits().items() if name not in ("train", "test")]
-    return sum(others) + len(work.task.test)
+def _other_points(work: Work) -> list[int]:
+    """How many points of the validation part and of each out-of-distribution set are scored."""
+    cap = work.experiment.settings.eval.max_ood
+    sizes = [len(s) for name, s in work.task.splits().items() if name not in ("train", "test")]
+    return [n if cap is None else min(n, cap) for n in sizes]
 
 
 def _run_all(works: list[Work], session: Session) -> Outcome:

@@ -1,0 +1,82 @@
+"""The time limit shortens openly: what is changed, what is said, what is marked, and that it is found again."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bnn_runner import budget as budgets
+from bnn_runner.budget import Cost, limit_seconds, shorten
+from bnn_runner.cli.main import run
+from bnn_runner.schedules import Schedule
+from tests.numerics.helpers import make_task
+
+TASK = make_task("classification", (3,), 3, num_train=40_000, num_test=10_000)
+CPU = torch.device("cpu")
+
+
+def test_the_limit_in_force() -> None:
+    assert limit_seconds("auto", CPU) == 20 * 60
+    assert limit_seconds("auto", torch.device("cuda")) is None
+    assert limit_seconds(None, CPU) is None and limit_seconds(0.0, CPU) is None
+    assert limit_seconds(1.5, torch.device("cuda")) == 90
+
+
+def test_what_fits_is_left_alone() -> None:
+    assert shorten(Cost(training=500, fit=100, evaluation=100), 1200, TASK, [1000, 1000], Schedule(epochs=10)) == {}
+
+
+@pytest.mark.parametrize(
+    ("cost", "changed"),
+    [
+        (Cost(training=5000, fit=10, evaluation=10), {"schedule.epochs"}),
+        (Cost(training=100, fit=4000, evaluation=10, fit_per_point=0.1), {"data.train_size"}),
+        (Cost(training=100, fit=10, evaluation=1200, evaluation_per_point=0.1), {"data.test_size", "eval.max_ood"}),
+        (Cost(training=100, fit=10, evaluation=1201, evaluation_per_point=0.05), {"data.test_size"}),
+        (
+            Cost(100_000, 4000, 2400, 0.1, 0.2),
+            {"data.train_size", "data.test_size", "eval.max_ood", "schedule.epochs", "schedule.warmup_epochs"},
+        ),
+    ],
+)
+def test_what_is_long_is_shortened_until_it_fits(cost: Cost, changed: set[str]) -> None:
+    """Planted bugs: a share applied to the wrong part; training points cut without their epochs getting cheaper."""
+    limit, others, schedule = 1200.0, [1000, 1000], Schedule(epochs=100, warmup_epochs=10)
+    changes = shorten(cost, limit, TASK, others, schedule)
+    assert set(changes) == changed
+    points = changes.get("data.train_size", len(TASK.train))
+    tests = changes.get("data.test_size", len(TASK.test))
+    training = cost.training * points / len(TASK.train) * changes.get("schedule.epochs", 100) / 100
+    fit = cost.fit_per_point * points if "data.train_size" in changes else cost.fit
+    scored = tests + sum(min(n, changes.get("eval.max_ood", n)) for n in others)
+    evaluation = cost.evaluation_per_point * scored or cost.evaluation
+    assert training + fit + evaluation <= limit
+
+
+def test_a_shortened_run_is_marked_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["schedule.epochs=40", "time_limit=1", "figures=false", "metric=[marginal]", "eval.num_draws=10"]
+    costs = [Cost(training=600)]
+    monkeypatch.setattr(budgets, "estimate", lambda *_: costs.pop())
+    assert run(words) == 0
+    told = capsys.readouterr().out
+    assert "SHORTENED to fit time_limit=1 min: schedule.epochs 40 -> 3" in told
+    assert "schedule.epochs=3" in told and "time_limit=null" in told
+    [cell] = [p.parent for p in tmp_path.glob("outputs/runs/gap1d/mlp/laplace/*/DONE")]
+    facts = json.loads((cell / "cell.json").read_text())
+    assert facts["shortened"] == {"schedule.epochs": [40, 3]}
+    assert facts["config"]["schedule.epochs"] == 3
+    history = list(csv.DictReader((cell / "history.csv").read_text().splitlines()))
+    assert len(history) == 3
+    # Typed again, nothing is estimated (the list of costs is empty) and the same cell is shown.
+    assert run(words) == 0
+    assert "already finished" in capsys.readouterr().out
+    # The command it printed is that cell.
+    command = (cell / "command.txt").read_text().split()
+    assert "schedule.epochs=3" in command and "time_limit=null" in command and "schedule.epochs=40" not in command
