@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -32,7 +33,11 @@ class Console:
     def say(self, text: str = "") -> None:
         if self._progress is not None:
             self._progress.clear()
-        print(text, file=self.stream, flush=True)
+        try:
+            print(text, file=self.stream, flush=True)
+        except BrokenPipeError:  # nobody reads on (`bnn-run | head`, a lost terminal): the work goes on, the log too
+            self.stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives as long as the process
+            os.dup2(self.stream.fileno(), sys.stdout.fileno())
         self.write_log(text)
 
     def write_log(self, text: str) -> None:

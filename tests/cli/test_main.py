@@ -263,3 +263,18 @@ def test_a_launchers_own_logs_stay(tmp_path: Path) -> None:
     (scratch / ".submitit" / "log").write_text("x")
     clear_scratch(scratch)
     assert [p.name for p in scratch.rglob("*") if p.is_file()] == ["log"]
+
+
+def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
+    """`bnn-run | head -1`: the cell is finished all the same, and no traceback is shown."""
+    words = ["schedule.epochs=3", "figures=false", "eval.num_draws=10", "metric=[marginal]"]
+    done = subprocess.run(
+        f"{sys.executable} -m bnn_runner.cli.main {' '.join(words)} | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"},
+        cwd=tmp_path,
+    )
+    assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
+    assert list(tmp_path.glob("outputs/runs/gap1d/mlp/laplace/*/DONE"))
