@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Evaluation, Network, Posterior, Score, Split, SplitEvaluation, Task
+from bnn_runner.base import Network, Posterior, Split, Task
 from bnn_runner.config import Experiment
 from bnn_runner.evaluation import evaluate
 from bnn_runner.report.figures import run_figures
+from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 from bnn_runner.streams import derive_seed
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from bnn_runner.hyper import HyperRule
+    from bnn_runner.schedules import Schedule
 
 Kind = Literal["regression", "classification"]
 
@@ -218,10 +219,13 @@ class TrainingSpec:
     """One trained network a method needs: which member (0 is the MAP network), and extra settings.
 
     `extras` are method settings that shape training (a dropout rate); they join the cache key.
+    `trained=False` asks for the network as it starts, with its initial weights: for a method that
+    samples or optimises by itself. It costs nothing and is not cached.
     """
 
     member: int = 0
     extras: tuple[tuple[str, Any], ...] = ()
+    trained: bool = True
 
 
 # ---------------------------------------------------------------------------------- posteriors
@@ -306,15 +310,31 @@ class Centred(Protocol):
 
 @dataclass(frozen=True)
 class FitContext:
-    """What a method may use beside the task and the networks: seed, hyper rule, and a way to tell progress."""
+    """What a method may use beside the task and the networks.
+
+    `schedule` is that of training, for methods that go on with it or have one of the same kind.
+    `progress(stage, done, total)` tells how far the fit is, and raises `Interrupted` when the run is
+    to stop. A long fit keeps its state in the file `checkpoint` (written whole, at intervals and on
+    `Interrupted`), and goes on from it when the run is started again; the runner removes it at the end.
+    """
 
     seed: int
     hyper: HyperRule | None
-    batch_size: int
+    schedule: Schedule
+    checkpoint: Path | None = None
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
 
 
 Predictive = Literal["draws", "closed_form", "bridge"]
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A method that decides something from the size of the task (`auto`)."""
+
+    def settled(self, task: Task, network: Network) -> Method:
+        """Itself, decided as for the whole task: what a cost estimate runs on a few points."""
+        ...
 
 
 @runtime_checkable
@@ -342,92 +362,4 @@ class Method(Protocol):
 
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> Posterior:
         """The posterior, over the clean, unshuffled training set, no point dropped."""
-        ...
-
-
-# ---------------------------------------------------------------------------------- evaluation
-
-
-@dataclass(frozen=True)
-class SplitEvaluation:
-    """What S draws say about N points of one split, in original target units.
-
-    `loglik` [S, N]: log p(y_n | f_s(x_n)) in nats, absent without targets. Classes: `mean_probs`
-    [N, K], `mean_entropy` [N] (mean over draws of the entropy of each, nats), and `centre` [N], the
-    class that the posterior's centre (f(x, w*) of a linearised one) prefers, where it has one. Regression: `means`
-    [S, N, K] and `variances` [S or 1, N or 1, K] of y given each draw; a closed form has S = 1,
-    `variances` total, and `epistemic` [N, K] the part of it that the posterior adds.
-    """
-
-    ids: Tensor
-    loglik: Tensor | None = None
-    targets: Tensor | None = None
-    mean_probs: Tensor | None = None
-    mean_entropy: Tensor | None = None
-    centre: Tensor | None = None
-    means: Tensor | None = None
-    variances: Tensor | None = None
-    epistemic: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class GaussianJoint:
-    """The exact joint predictive of a split's targets: mean [N], covariance [N, N] with noise, original units."""
-
-    mean: Tensor
-    covariance: Tensor
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Everything the metrics may use; saved with the cell, so that metrics need no GPU and no data again.
-
-    `splits` holds "test", "val" and "ood/<name>". `log_weights` [S] are zero where draws count
-    alike. `finite`: the draws are the whole posterior. `has_joint`: the draws are functions, so
-    joint scores exist (a closed-form predictive has none, unless `gaussian_joint` is there).
-    """
-
-    kind: Kind
-    predictive: str
-    finite: bool
-    has_joint: bool
-    log_weights: Tensor
-    splits: Mapping[str, SplitEvaluation]
-    gaussian_joint: GaussianJoint | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def test(self) -> SplitEvaluation:
-        return self.splits["test"]
-
-
-@dataclass(frozen=True)
-class Score:
-    """One number of the tidy table.
-
-    `status`: ok, n/a (with the reason in `note`) or not converged. `value` is NaN for n/a.
-    `standard_error` is over the n points or blocks of this one evaluation. `draws` is the number of
-    draws the value used; `better` is "higher", "lower" or "" (neither).
-    """
-
-    metric: str
-    value: float
-    standard_error: float = float("nan")
-    n: int = 0
-    split: str = "test"
-    tau: int | None = None
-    kappa: int | None = None
-    draws: int | None = None
-    better: str = ""
-    unit: str = ""
-    status: str = "ok"
-    note: str = ""
-
-
-@runtime_checkable
-class Metric(Protocol):
-    """A frozen dataclass whose fields are its YAML's keys: a pure function of an Evaluation and a seed."""
-
-    def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
-        """Scores; an empty list where the metric does not apply to this kind of task."""
         ...

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bnn_runner.base import FitContext, Network, Task
+from bnn_runner.base import FitContext, Network, Settles, Task
 from bnn_runner.config import Experiment
 from bnn_runner.evaluation import evaluate
 from bnn_runner.hyper import Fixed
@@ -136,10 +136,10 @@ def _posterior_seconds(
         group = Group(recipe, [Lane(small, i)], device)
         networks.append(group.network(0))
     method = experiment.method
-    if hasattr(method, "settled"):
+    if isinstance(method, Settles):
         method = method.settled(task, networks[0])
     begin = time.perf_counter()
-    posterior = method.fit(small, networks, FitContext(0, Fixed(1.0), experiment.settings.eval.batch_size))
+    posterior = method.fit(small, networks, FitContext(0, Fixed(1.0), experiment.schedule))
     middle = time.perf_counter()
     evaluate(
         small,

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from bnn_runner.base import Score
+from bnn_runner.scoring import Score
 from bnn_runner.storage import write_json, write_text
 
 Status = Literal["done", "failed", "cut", "open"]
@@ -51,7 +51,13 @@ class Cell:
         if status in _FILES:
             write_text(self.folder / _FILES[status], text if text.endswith("\n") else text + "\n")
 
+    @property
+    def fit_checkpoint(self) -> Path:
+        """Where a long posterior fit keeps its state until the cell is finished."""
+        return self.folder / "fit.partial"
+
     def finish(self) -> None:
+        self.fit_checkpoint.unlink(missing_ok=True)
         self.set_status("done", json.dumps({"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}))
 
     def facts(self) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from omegaconf import OmegaConf
 
 from bnn_runner import __version__, evaluation_store
 from bnn_runner.artifacts import draw_figures, redraw_figures
-from bnn_runner.base import Evaluation, FitContext, Network, Posterior, Score, Task
+from bnn_runner.base import FitContext, Network, Posterior, Task
 from bnn_runner.cells import headline, write_description
 from bnn_runner.citations import bibliography
 from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation import evaluate
 from bnn_runner.keys import RECIPE
 from bnn_runner.provenance import collect
+from bnn_runner.scoring import Evaluation, Score
 from bnn_runner.session import Session, Work
 from bnn_runner.storage import write_json, write_text
 from bnn_runner.streams import derive_seed, generator
@@ -81,7 +82,8 @@ def _fit(work: Work, networks: list[Network], session: Session) -> Posterior:
     context = FitContext(
         seed=work.cell.seed,
         hyper=work.experiment.hyper,
-        batch_size=work.experiment.settings.eval.batch_size,
+        schedule=work.experiment.schedule,
+        checkpoint=work.cell.fit_checkpoint,
         progress=session.step,
     )
     posterior = work.experiment.method.fit(work.task, networks, context)

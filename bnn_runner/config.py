@@ -29,11 +29,12 @@ from bnn_runner.settings import COMPONENTS, EvalSettings, Settings, attempt, rea
 from bnn_runner.signatures import check_fields
 
 if TYPE_CHECKING:
-    from bnn_runner.base import DataSet, Method, Metric, Model, TaskSpec
+    from bnn_runner.base import DataSet, Method, Model, TaskSpec
     from bnn_runner.hyper import HyperRule
     from bnn_runner.likelihoods import NoiseRule
     from bnn_runner.priors import Prior
     from bnn_runner.schedules import Schedule
+    from bnn_runner.scoring import Metric
 
 __all__ = ["EvalSettings", "Experiment", "Settings", "build", "compose", "load_experiment"]
 

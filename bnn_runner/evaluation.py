@@ -14,20 +14,10 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from bnn_runner.base import (
-    Centred,
-    ClosedForm,
-    Draws,
-    Evaluation,
-    GaussianJoint,
-    Posterior,
-    Predictive,
-    Split,
-    SplitEvaluation,
-    Task,
-)
+from bnn_runner.base import Centred, ClosedForm, Draws, Posterior, Predictive, Split, Task
 from bnn_runner.errors import RunFailed, UserError, raise_all
 from bnn_runner.predictives import bridge_log_probs, gaussian_log_prob, probit_log_probs, variances
+from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 from bnn_runner.streams import generator
 from bnn_runner.tallies import ClassTally, RegressionTally, Tally
 

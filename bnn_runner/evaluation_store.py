@@ -18,8 +18,8 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from bnn_runner.base import Evaluation, GaussianJoint, SplitEvaluation
 from bnn_runner.errors import UserError
+from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 
 TENSORS, FACTS = "evaluation.safetensors", "evaluation.json"
 FORMAT = 1

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, vmap
 
 from bnn_runner.base import Split
 
@@ -22,7 +22,7 @@ Strategy = Literal["single", "native", "vmap", "loop"]
 Tensors = dict[str, Tensor]
 Forward = Callable[[Tensors, Tensors, Tensor], Tensor]
 
-__all__ = ["Forward", "Strategy", "Tensors", "choose_strategy", "concatenate", "lane_forward", "stack_module_state"]
+__all__ = ["Forward", "Strategy", "Tensors", "choose_strategy", "concatenate", "lane_forward"]
 
 
 def lane_forward(module: nn.Module, strategy: Strategy) -> Forward:

@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Kind
 from bnn_runner.errors import UserError
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -87,12 +86,3 @@ class NoiseRule:
                 f"likelihood.sigma={self.sigma} would be ignored under likelihood.noise={self.noise}. "
                 "Use likelihood.noise=fixed with it, or drop it."
             )
-
-
-def make_likelihood(kind: Kind, log_noise: Tensor | None) -> Categorical | Gaussian:
-    """The likelihood of a kind of task; regression needs `log_noise`."""
-    if kind == "classification":
-        return Categorical()
-    if log_noise is None:
-        raise ValueError("a regression likelihood needs log_noise")
-    return Gaussian(log_noise)

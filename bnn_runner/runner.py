@@ -92,7 +92,7 @@ def _prepare(experiment: Experiment, seed: int, session: Session) -> Work:
     for spec in method.needs():
         lane_seed = derive_seed(seed, "member", spec.member)
         key = training_key(config, task.spec.kind, task.fingerprint, lane_seed, spec.extras)
-        trainings.append(Training(task, lane_seed, key, f"seed {seed}, member {spec.member}"))
+        trainings.append(Training(task, lane_seed, key, f"seed {seed}, member {spec.member}", spec.trained))
     return Work(experiment, cell, task, trainings)
 
 
@@ -120,7 +120,8 @@ def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment,
     changes = budgets.remembered(kept) if limit is not None else None
     if changes is None:
         plan = _workplan(experiment, session)
-        missing = [Lane(t.task, t.lane_seed, t.key) for w in works for t in w.trainings if not plan.cache.has(t.key)]
+        needed = [t for w in works for t in w.trainings if t.trained]
+        missing = [Lane(t.task, t.lane_seed, t.key) for t in needed if not plan.cache.has(t.key)]
         others = [_other_points(w) for w in works]
         scored = [len(w.task.test) + sum(n) for w, n in zip(works, others, strict=True)]
         cost = budgets.estimate(experiment, plan.recipe, [w.task for w in works], missing, scored, session.device)

@@ -23,12 +23,13 @@ from bnn_runner.training_state import Lane, Recipe
 
 @dataclass(frozen=True)
 class Training:
-    """One network that a run needs."""
+    """One network that a run needs; one that is not `trained` is wanted as it starts."""
 
     task: Task
     lane_seed: int
     key: str
     label: str
+    trained: bool = True
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Workplan:
     def train_missing(self, trainings: Sequence[Training]) -> dict[str, str]:
         """Train what the cache lacks. Returns {key: reason} of those that diverged; the others are in the cache."""
         failed: dict[str, str] = {}
+        trainings = [t for t in trainings if t.trained]
         missing = self._missing(trainings)
         have = len({t.key for t in trainings}) - len(missing)
         if have:
@@ -58,7 +60,9 @@ class Workplan:
         return failed
 
     def load(self, training: Training) -> Network | None:
-        """A trained network out of the cache."""
+        """A trained network out of the cache, or one that is wanted untrained as it starts."""
+        if not training.trained:
+            return self._group([training]).network(0)
         with global_stream(0, "skeleton"):
             module = self.recipe.model.build(training.task.spec).to(self.device, self.recipe.dtype)
         return self.cache.load(training.key, module, self.device, self.recipe.dtype)
@@ -111,8 +115,8 @@ class Workplan:
                     )
                 except Diverged as error:
                     # The lanes are independent: those that did not diverge are trained again without the others.
-                    bad = {members[i].key for i in error.lanes}
-                    failed |= dict.fromkeys(bad, str(error))
+                    bad = {members[i].key: members[i].label for i in error.lanes}
+                    failed |= {key: f"{label}: {error}" for key, label in bad.items()}
                     checkpoint.unlink(missing_ok=True)
                     members = [t for t in members if t.key not in bad]
                     continue

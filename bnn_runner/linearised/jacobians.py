@@ -12,9 +12,8 @@ points independently; the contract tests check that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -243,13 +242,6 @@ class Jacobians:
         with evaluation_mode(self.network.module):
             result: dict[str, Tensor] = vmap(jacrev(one), in_dims=(None, 0, 0))(chosen, x, root)
         return {n: Dense(j.detach().flatten(2)) for n, j in result.items()}
-
-    def over(
-        self, batches: Iterator[tuple[Tensor, Any]], root: Root | None = None
-    ) -> Iterator[tuple[BatchJacobians, Any]]:
-        """Jacobians batch after batch, beside the targets."""
-        for x, y in batches:
-            yield self(x, root), y
 
 
 def _recorder(visits: dict[nn.Module, list[_Visit]]) -> Callable[..., Tensor]:

@@ -60,7 +60,6 @@ class Laplace:
         return [TrainingSpec(0)]
 
     def settled(self, task: Task, network: Network) -> Laplace:
-        """This method with `auto` decided as for the whole task: what a cost estimate must run on a few points."""
         if self.structure != "auto":
             return self
         return replace(self, structure=self._structure(task, Jacobians(network, self._basis(network, task)[0])))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bnn_runner.base import Evaluation, Score
 from bnn_runner.metrics.mixture import mean_score
+from bnn_runner.scoring import Evaluation, Score
 
 
 @dataclass(frozen=True)

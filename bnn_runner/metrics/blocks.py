@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from bnn_runner.base import Evaluation, Score
 from bnn_runner.metrics.mixture import NAN
+from bnn_runner.scoring import Evaluation, Score
 from bnn_runner.streams import generator
 
 MIN_DRAWS = 8  # fewer leave nothing to compare at S/4

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch.nn.functional import one_hot
 
-from bnn_runner.base import Evaluation, Score
 from bnn_runner.metrics.mixture import mean_score
+from bnn_runner.scoring import Evaluation, Score
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Evaluation, Score
 from bnn_runner.metrics.checks import fractions
 from bnn_runner.metrics.mixture import draws_used, log_weights, mean_score, mixture_mean
+from bnn_runner.scoring import Evaluation, Score
 
 
 def pit(evaluation: Evaluation) -> Tensor:

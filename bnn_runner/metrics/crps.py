@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Evaluation, Score
 from bnn_runner.metrics.checks import positive_integers
 from bnn_runner.metrics.mixture import log_weights, mean_score
+from bnn_runner.scoring import Evaluation, Score
 
 PIECE = 4_000_000  # numbers held at once
 

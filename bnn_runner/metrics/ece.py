@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Evaluation, Score
 from bnn_runner.metrics.checks import positive_integers
 from bnn_runner.metrics.mixture import NAN, draws_used
+from bnn_runner.scoring import Evaluation, Score
 
 
 def bin_of(confidence: Tensor, bins: int) -> Tensor:

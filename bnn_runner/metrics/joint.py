@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bnn_runner.base import Evaluation, Score
 from bnn_runner.metrics.blocks import Blocks, draw_scores, permutations
 from bnn_runner.metrics.checks import positive_integers
 from bnn_runner.metrics.gaussian_blocks import exact_scores
 from bnn_runner.metrics.mixture import not_available
+from bnn_runner.scoring import Evaluation, Score
 
 NO_DRAWS = "a closed-form predictive has no draws, so points have no joint probability"
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bnn_runner.base import Evaluation, Score
 from bnn_runner.metrics.mixture import draws_used, not_available, total_entropy
+from bnn_runner.scoring import Evaluation, Score
 
 
 @dataclass(frozen=True)

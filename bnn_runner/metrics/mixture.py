@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Evaluation, Score, SplitEvaluation
+from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 
 NAN = float("nan")
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Evaluation, Score, SplitEvaluation
 from bnn_runner.metrics.mixture import (
     draws_used,
     log_weights,
@@ -17,6 +16,7 @@ from bnn_runner.metrics.mixture import (
     unavailable_partners,
     variance_parts,
 )
+from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 
 
 @dataclass(frozen=True)

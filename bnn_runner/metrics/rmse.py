@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bnn_runner.base import Evaluation, Score
 from bnn_runner.metrics.mixture import draws_used, log_weights, mean_and_error, mixture_mean
+from bnn_runner.scoring import Evaluation, Score
 
 
 @dataclass(frozen=True)

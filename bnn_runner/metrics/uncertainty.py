@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bnn_runner.base import Evaluation, Score, SplitEvaluation
 from bnn_runner.metrics.mixture import log_weights, mean_score, not_available, total_entropy, variance_parts
+from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bnn_runner.report.columns import Column
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Status = Literal["done", "failed", "cut", "unfinished", "damaged"]
 
@@ -139,19 +139,6 @@ def read_scores(path: Path) -> tuple[ScoreRow, ...]:
                 raise ValueError(f"line {reader.line_num} is not whole")
             rows.append(_score(record, reader.line_num))
     return _without_repeats(rows)
-
-
-def long_table(cells: Sequence[Cell]) -> pd.DataFrame:
-    """One row per score of every finished cell, beside what the cell is: for a person's own analysis."""
-    import pandas as pd
-
-    records = [
-        {"data": c.data, "model": c.model, "method": c.method, "seed": c.seed, "recipe": c.recipe, "cell": c.name}
-        | vars(score)
-        for c in cells
-        for score in c.scores
-    ]
-    return pd.DataFrame.from_records(records)
 
 
 def _status(folder: Path) -> tuple[Status, str]:

@@ -13,7 +13,7 @@ from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS, EXACT, GROUP_OR
 from bnn_runner.report.render import number
 
 if TYPE_CHECKING:
-    from bnn_runner.base import Score
+    from bnn_runner.scoring import Score
 
 _TITLES = {
     "fit": "fit",

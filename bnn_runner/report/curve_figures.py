@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from bnn_runner.base import Score
+    from bnn_runner.scoring import Score
 
 History = Sequence[Mapping[str, float]]
 

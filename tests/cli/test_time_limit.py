@@ -13,7 +13,7 @@ from bnn_runner import budget as budgets
 from bnn_runner.budget import Cost, limit_seconds, shorten
 from bnn_runner.cli.main import run
 from bnn_runner.schedules import Schedule
-from tests.numerics.helpers import make_task
+from tests.numerics.small_problems import make_task
 
 TASK = make_task("classification", (3,), 3, num_train=40_000, num_test=10_000)
 CPU = torch.device("cpu")

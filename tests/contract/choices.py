@@ -13,7 +13,7 @@ import yaml
 from bnn_runner.base import Method, Model, Network, Posterior, Task
 from bnn_runner.config import build
 from bnn_runner.hyper import Fixed
-from tests.numerics.helpers import context, make_network, make_task
+from tests.numerics.small_problems import context, make_network, make_task
 
 CONF = Path(__file__).parents[2] / "conf"
 SHAPES = ((3,), (1, 16, 16), (3, 8, 8))

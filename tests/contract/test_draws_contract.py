@@ -17,7 +17,7 @@ from torch import Tensor
 from bnn_runner.base import ClosedForm, Network
 from bnn_runner.evaluation import evaluate
 from tests.contract.choices import METHODS, MODELS, fitted, kinds, small_method, small_model
-from tests.numerics.helpers import context
+from tests.numerics.small_problems import context
 
 PAIRS = list(itertools.product(METHODS, MODELS))
 KINDS = {model: kinds(model) for model in MODELS}

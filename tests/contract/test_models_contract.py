@@ -15,7 +15,7 @@ from bnn_runner.lanes import lane_forward
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import last_layer_names
 from tests.contract.choices import KINDS, MODELS, fitting_task, small_model
-from tests.numerics.helpers import make_network
+from tests.numerics.small_problems import make_network
 
 CASES = list(itertools.product(MODELS, KINDS))
 every_case = pytest.mark.parametrize(("name", "kind"), CASES)

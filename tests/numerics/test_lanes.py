@@ -32,7 +32,7 @@ from bnn_runner.streams import derive_seed
 from bnn_runner.training import Diverged, Group
 from bnn_runner.training_state import Lane, Recipe
 from bnn_runner.workplan import Training, Workplan
-from tests.numerics.helpers import make_task
+from tests.numerics.small_problems import make_task
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -534,7 +534,7 @@ def test_a_living_owner_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
 RACE = """
 import sys, time, torch
 from pathlib import Path
-from tests.numerics.helpers import make_task
+from tests.numerics.small_problems import make_task
 from tests.numerics.test_lanes import MLP, Lane, Schedule, Training, recipe, workplan
 folder, me = Path(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from bnn_runner.hyper import Evidence, Fixed
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.mlp import MLP
-from tests.numerics.helpers import context, make_network, make_task
+from tests.numerics.small_problems import context, make_network, make_task
 
 laplace = pytest.importorskip("laplace", reason="the peer is a test dependency: pip install -e '.[test]'")
 CurvlinopsGGN = pytest.importorskip("laplace.curvature").CurvlinopsGGN

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 from torch.func import functional_call, jacrev
 
-from bnn_runner.base import Evaluation, Network, Posterior, Task
+from bnn_runner.base import Network, Posterior, Task
 from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation import evaluate
 from bnn_runner.hyper import Choice, Evidence, Fixed, Grid, HyperRule, PrecisionProblem
@@ -27,8 +27,9 @@ from bnn_runner.metrics.joint import Joint
 from bnn_runner.metrics.marginal import Marginal
 from bnn_runner.models.lenet import LeNet
 from bnn_runner.models.mlp import MLP
+from bnn_runner.scoring import Evaluation
 from bnn_runner.streams import generator
-from tests.numerics.helpers import context, make_network, make_task
+from tests.numerics.small_problems import context, make_network, make_task
 
 
 def dense_curvature(task: Task, network: Network) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from bnn_runner.base import Evaluation, Metric, SplitEvaluation
+from bnn_runner.scoring import Evaluation, Metric, SplitEvaluation
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "metric").glob("*.yaml"))
 

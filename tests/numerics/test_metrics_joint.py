@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from bnn_runner.base import Evaluation, GaussianJoint, SplitEvaluation
 from bnn_runner.errors import UserError
 from bnn_runner.metrics.blocks import permutations
 from bnn_runner.metrics.dyadic import Dyadic
 from bnn_runner.metrics.joint import Joint
 from bnn_runner.metrics.marginal import Marginal
+from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 from bnn_runner.streams import generator
 
 

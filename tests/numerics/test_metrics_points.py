@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from bnn_runner.base import Evaluation, SplitEvaluation
 from bnn_runner.metrics.accuracy import Accuracy
 from bnn_runner.metrics.brier import Brier
 from bnn_runner.metrics.coverage import Coverage, pit
@@ -16,6 +15,7 @@ from bnn_runner.metrics.misclassification import Misclassification
 from bnn_runner.metrics.ood import OOD
 from bnn_runner.metrics.rmse import RMSE
 from bnn_runner.metrics.uncertainty import Uncertainty
+from bnn_runner.scoring import Evaluation, SplitEvaluation
 
 
 def rand(*shape, seed=0):

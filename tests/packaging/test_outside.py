@@ -121,7 +121,7 @@ other: 7
     "worst.py": '''
 from dataclasses import dataclass
 
-from bnn_runner.base import Score
+from bnn_runner.scoring import Score
 
 
 @dataclass(frozen=True)

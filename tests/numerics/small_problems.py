@@ -7,7 +7,8 @@ from torch import Tensor
 
 from bnn_runner.base import FitContext, Model, Network, Split, Task, TaskSpec
 from bnn_runner.hyper import Fixed, HyperRule
-from bnn_runner.likelihoods import make_likelihood
+from bnn_runner.likelihoods import Categorical, Gaussian
+from bnn_runner.schedules import Schedule
 from bnn_runner.streams import generator
 
 
@@ -60,10 +61,12 @@ def make_network(model: Model, task: Task, precision: float = 0.7, noise: float 
         module=module,
         parameters=parameters,
         buffers=dict(module.named_buffers()),
-        likelihood=make_likelihood(task.spec.kind, log_noise if task.spec.kind == "regression" else None),
+        likelihood=Gaussian(log_noise) if task.spec.kind == "regression" else Categorical(),
         prior_precision=dict.fromkeys(parameters, precision),
     )
 
 
 def context(hyper: HyperRule | None = None) -> FitContext:
-    return FitContext(seed=0, hyper=hyper or Fixed(), batch_size=16)
+    return FitContext(
+        seed=0, hyper=hyper or Fixed(), schedule=Schedule(optimizer="adam", epochs=1, batch_size=16, lr=0.01)
+    )
