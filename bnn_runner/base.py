@@ -29,6 +29,8 @@ class TaskSpec:
     """What a data set is, known without reading it: enough to check a model or a method against it.
 
     `input_shape` is without the batch axis ((1, 28, 28) for an image, (6,) for a table row).
+    `vocabulary` above 0 says that inputs are token ids [T] (int64, from 0 to vocabulary - 1, padded
+    at the end with 0); only models that say `takes_tokens = True` take them.
     """
 
     name: str
@@ -36,6 +38,7 @@ class TaskSpec:
     input_shape: tuple[int, ...]
     num_outputs: int
     val_fraction: float
+    vocabulary: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Split:
         return replace(self, inputs=self.inputs[indices], targets=targets, ids=self.ids[indices.to(self.ids.device)])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Split:
-        """On `device`, floating-point numbers as `dtype` (integers stay integers; `prepare` output is cast)."""
+        """On `device`, floating-point numbers as `dtype`, also those that `prepare` makes; integers stay integers."""
         inputs = self.inputs.to(device)
         if inputs.is_floating_point():
             inputs = inputs.to(dtype)
@@ -86,7 +89,12 @@ class Split:
         if targets is not None:
             targets = targets.to(device, dtype if targets.is_floating_point() else None)
         raw = self.prepare
-        return replace(self, inputs=inputs, targets=targets, prepare=lambda x: raw(x).to(dtype))
+
+        def prepare(x: Tensor) -> Tensor:
+            made = raw(x)
+            return made.to(dtype) if made.is_floating_point() else made
+
+        return replace(self, inputs=inputs, targets=targets, prepare=prepare)
 
 
 @dataclass(frozen=True)
@@ -177,6 +185,20 @@ class Model(Protocol):
         inputs [L, B, ...], says so by a class attribute `stacks_lanes = True`.
         """
         ...
+
+
+def model_problems(model: Model, spec: TaskSpec) -> list[str]:
+    """Why `model` cannot serve that task: token ids for a network of numbers, else what the model says itself.
+
+    A model of token ids says so by a class attribute `takes_tokens = True`, and refuses by its own
+    `problems` a task whose `vocabulary` is 0.
+    """
+    if spec.vocabulary and not getattr(model, "takes_tokens", False):
+        return [
+            f"{type(model).__name__} cannot take the inputs of data={spec.name}, which are token ids and no numbers. "
+            "Choose a network for text with model=..., or another data set."
+        ]
+    return model.problems(spec)
 
 
 @dataclass(frozen=True)

@@ -222,13 +222,15 @@ def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> list[str]:
     data, model, method, hyper = (parts.get(name) for name in ("data", "model", "method", "hyper"))
     if data is None:
         return []
+    from bnn_runner.base import model_problems
+
     problems: list[str] = []
     try:
         spec: TaskSpec = data.spec()
     except UserError as error:
         return list(error.problems)
     if model is not None:
-        problems += model.problems(spec)
+        problems += model_problems(model, spec)
     if method is not None:
         problems += method.problems(spec, hyper)
         if method.uses_hyper and getattr(hyper, "needs_validation", False) and spec.val_fraction == 0:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import yaml
 
-from bnn_runner.base import Method, Model, Network, Posterior, Task
+from bnn_runner.base import Method, Model, Network, Posterior, Task, model_problems
 from bnn_runner.config import build
 from bnn_runner.hyper import Fixed
 from tests.numerics.small_problems import context, make_network, make_task
@@ -51,7 +51,7 @@ def fitting_task(model: Model, kind: str, seed: int = 0) -> Task:
         image = len(shape) > 1
         outputs = 2 if image or kind == "regression" else 3
         task = make_task(kind, shape, outputs, num_train=4 if image else 10, num_test=3 if image else 7, seed=seed)
-        if found := model.problems(task.spec):
+        if found := model_problems(model, task.spec):
             assert all("model=" in problem for problem in found)
             refused += found
             continue
