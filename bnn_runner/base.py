@@ -105,6 +105,12 @@ class Task:
     target_scale * y, both [K] (zeros and ones for classes). `truth` maps original-unit inputs
     [M, D] to noise-free outputs [M, K] where the data are made. `fingerprint` is a hash of the
     content that a training depends on. `unavailable` says why an out-of-distribution set is absent.
+
+    What predictions for new points need: `encode` makes inputs as the splits store them of original
+    ones [M, ...] (a table's float64 columns in original units, an image set's uint8 pixels [M, C, H, W]).
+    `feature_names` name the columns that a table of new points must have, in the order that `encode`
+    takes; `feature_categories` lists the texts of a column of texts, where `encode` takes each text's
+    place in that list; NaN stands for a missing cell. `target_names` [K] name regression targets.
     """
 
     spec: TaskSpec
@@ -121,6 +127,20 @@ class Task:
     unavailable: Mapping[str, str] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+    feature_categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    target_names: tuple[str, ...] = ()
+    encode: Callable[[Tensor], Tensor] | None = None
+
+    def new_points(self, original: Tensor) -> Split:
+        """Points without targets from original inputs [M, ...], prepared as those of this task are.
+
+        Raises what `encode` raises (`UserError` for a cell that it cannot take).
+        """
+        stored = original if self.encode is None else self.encode(original)
+        like = self.target_mean
+        inputs = stored.to(like.device, like.dtype if stored.is_floating_point() else None)
+        return Split(inputs, None, torch.arange(len(inputs)), self.test.prepare)
 
     def splits(self) -> dict[str, Split]:
         """Every split by name: train, val, test, ood/<name>."""

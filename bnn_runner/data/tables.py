@@ -53,6 +53,8 @@ def table_task(
     truth: Callable[[Tensor], Tensor] | None = None,
     class_names: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
+    feature_names: tuple[str, ...] = (),
+    target_names: tuple[str, ...] = (),
 ) -> Task:
     """A task whose rows are `inputs` [N, D] with `targets` [N, K] (regression) or [N] (classes), original units.
 
@@ -100,4 +102,7 @@ def table_task(
         truth=truth,
         class_names=class_names,
         notes=notes,
+        feature_names=feature_names,
+        target_names=target_names,
+        encode=scaling.apply,
     )

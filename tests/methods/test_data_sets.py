@@ -111,6 +111,15 @@ def test_scaling_is_that_of_the_training_part_without_validation():
         torch.testing.assert_close(raw, x[split.ids].float())
 
 
+def test_new_points_are_prepared_as_the_test_points_are():
+    """Planted bug: `encode` left out of the task, so that new points reach the network unscaled."""
+    x, _, task = table()
+    new = task.new_points(x[task.test.ids])
+    assert torch.equal(new.inputs, task.test.inputs) and new.targets is None
+    moved = task.to(torch.device("cpu"), torch.float64).new_points(x[task.test.ids])
+    assert moved.inputs.dtype == torch.float64
+
+
 def test_test_points_do_not_leak_into_training():
     before, after = table()[2], table(change_test=True)[2]
     assert torch.equal(before.train.inputs, after.train.inputs)
