@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from bnn_runner.hyper import HyperRule
+    from bnn_runner.rework import Rework
     from bnn_runner.schedules import Schedule
 
 Kind = Literal["regression", "classification"]
@@ -262,12 +263,19 @@ class TrainingSpec:
 
     `extras` are method settings that shape training (a dropout rate); they join the cache key.
     `trained=False` asks for the network as it starts, with its initial weights: for a method that
-    samples or optimises by itself. It costs nothing and is not cached.
+    samples or optimises by itself. It costs nothing and is not cached. `rework` changes the network
+    before it is trained (dropout's noise); it joins the cache key too.
     """
 
     member: int = 0
     extras: tuple[tuple[str, Any], ...] = ()
     trained: bool = True
+    rework: Rework | None = None
+
+    @property
+    def identity(self) -> tuple[tuple[str, Any], ...]:
+        """What the spec adds to the cache key, beside the member."""
+        return self.extras if self.rework is None else (*self.extras, ("rework", repr(self.rework)))
 
 
 # ---------------------------------------------------------------------------------- posteriors

@@ -132,8 +132,8 @@ def _posterior_seconds(
         ood={},
     )
     networks: list[Network] = []
-    for i, _ in enumerate(experiment.method.needs()):
-        group = Group(recipe, [Lane(small, i)], device)
+    for i, spec in enumerate(experiment.method.needs()):
+        group = Group(replace(recipe, rework=spec.rework), [Lane(small, i)], device)
         networks.append(group.network(0))
     method = experiment.method
     if isinstance(method, Settles):

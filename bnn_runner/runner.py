@@ -91,8 +91,9 @@ def _prepare(experiment: Experiment, seed: int, session: Session) -> Work:
     trainings = []
     for spec in method.needs():
         lane_seed = derive_seed(seed, "member", spec.member)
-        key = training_key(config, task.spec.kind, task.fingerprint, lane_seed, spec.extras)
-        trainings.append(Training(task, lane_seed, key, f"seed {seed}, member {spec.member}", spec.trained))
+        key = training_key(config, task.spec.kind, task.fingerprint, lane_seed, spec.identity)
+        label = f"seed {seed}, member {spec.member}"
+        trainings.append(Training(task, lane_seed, key, label, spec.trained, spec.rework))
     return Work(experiment, cell, task, trainings)
 
 
@@ -124,7 +125,8 @@ def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment,
         missing = [Lane(t.task, t.lane_seed, t.key) for t in needed if not plan.cache.has(t.key)]
         others = [_other_points(w) for w in works]
         scored = [len(w.task.test) + sum(n) for w, n in zip(works, others, strict=True)]
-        cost = budgets.estimate(experiment, plan.recipe, [w.task for w in works], missing, scored, session.device)
+        recipe = replace(plan.recipe, rework=needed[0].rework if needed else None)
+        cost = budgets.estimate(experiment, recipe, [w.task for w in works], missing, scored, session.device)
         changes = {}
         if limit is not None:
             changes = budgets.shorten(cost, limit, works[0].task, others[0], experiment.schedule, len(works))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from bnn_runner.base import Network
 from bnn_runner.errors import Interrupted, UserError
 from bnn_runner.lanes import Forward, Strategy, Tensors, choose_strategy, concatenate, lane_forward, seconds_of
 from bnn_runner.likelihoods import Categorical, Gaussian
+from bnn_runner.rework import StepNoise
 from bnn_runner.streams import generator
 from bnn_runner.training_state import Lane, Recipe, initial_state, residual_log_noise
 
@@ -57,7 +60,7 @@ class Group:
         self.num_points = sizes.pop()
         self.bounds = _batch_bounds(self.num_points, recipe.schedule.batch_size)
         self.module, self.state = initial_state(recipe, lanes, device)
-        self.prior = recipe.prior.precisions(self.module)
+        self.prior = recipe.precisions(self.module)
         has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
         if has_batchnorm and min(b - a for a, b in self.bounds) < 2:
             raise UserError(
@@ -67,6 +70,14 @@ class Group:
         self.data, self.offsets = concatenate([lane.task.train for lane in lanes])
         self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, recipe.stack, self._probe)
         self._orders: tuple[int, Tensor] | None = None
+        self._given_prior = recipe.prior.precisions(self.module)
+        self._noise: StepNoise | None = None
+        if recipe.rework is not None:
+            largest = max(b - a for a, b in self.bounds)
+            self._noise = StepNoise(recipe.rework, self.module, [lane.seed for lane in lanes], largest, device)
+        self._trained = self.state.trained()
+        self._moved = [t.detach() for t in self._trained]
+        self._shrink = [self.prior[name] / self.num_points for name in self.state.parameters]
 
     @property
     def total_steps(self) -> int:
@@ -146,39 +157,21 @@ class Group:
         state, schedule = self.state, self.recipe.schedule
         if checkpoint is not None:
             self.resume(checkpoint)
-        forward = lane_forward(self.module, self.strategy)
-        trained = state.trained()
-        moved = [t.detach() for t in trained]
-        shrink = [self.prior[name] / self.num_points for name in state.parameters]
-        was_training = self.module.training
-        self.module.train()
-        threads_found, threads = torch.get_num_threads(), self.threads()
         clock, last_saved = time.perf_counter(), time.perf_counter()
         per_epoch = len(self.bounds)
-        try:
-            torch.set_num_threads(threads or threads_found)
+        with self.at_work():
             while state.step < self.total_steps:
                 epoch, position = divmod(state.step, per_epoch)
                 begin, end = self.bounds[position]
-                x, y = self.data.gather(self._order(epoch)[:, begin:end])
-                lr = schedule.lr_at(state.step, per_epoch)
-                nll = -self._log_prob(forward, state.parameters, state.buffers, state.log_noise, x, y).mean(-1)
-                # The update reads memory in order: a gradient that comes out transposed would be scrambled.
-                grads = [g.contiguous() for g in torch.autograd.grad(nll.sum(), trained)]
-                with torch.no_grad():
-                    for p, grad, factor in zip(moved, grads, shrink, strict=False):
-                        if factor:
-                            grad.add_(p, alpha=factor)
-                    state.optimizer.step(moved, grads, lr)
-                state.nll_sum += nll.detach() * (end - begin)
-                state.step += 1
+                nll = self.advance()
+                state.nll_sum += nll * (end - begin)
                 ends_epoch = position == per_epoch - 1
                 if ends_epoch or self.device.type == "cpu" or state.step % 50 == 0:
-                    self._check_finite(nll.detach(), state.step)
+                    self._check_finite(nll, state.step)
                 if ends_epoch:
                     state.seconds += time.perf_counter() - clock
                     clock = time.perf_counter()
-                    self._record_epoch(epoch, lr)
+                    self._record_epoch(epoch, schedule.lr_at(state.step - 1, per_epoch))
                 progress("training", state.step, self.total_steps)
                 if checkpoint is not None and (
                     stop() or (ends_epoch and time.perf_counter() - last_saved > CHECKPOINT_SECONDS)
@@ -189,10 +182,55 @@ class Group:
                     done = f"{state.step / per_epoch:.1f} of {schedule.epochs} epochs"
                     raise Interrupted(f"training stopped after {done}")
             self._check_weights()
+        return [self.network(i) for i in range(len(self.lanes))]
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The module in training mode and threads as suit the size; both are put back."""
+        was_training = self.module.training
+        self.module.train()
+        threads_found, threads = torch.get_num_threads(), self.threads()
+        try:
+            torch.set_num_threads(threads or threads_found)
+            yield
         finally:
             torch.set_num_threads(threads_found)
             self.module.train(was_training)
-        return [self.network(i) for i in range(len(self.lanes))]
+
+    def advance(self) -> Tensor:
+        """One update of every lane (while `at_work`); mean −log p of each lane's batch before it, [L].
+
+        Batch, noise and learning rate follow from the step that the state stands at.
+        """
+        state, per_epoch = self.state, len(self.bounds)
+        epoch, position = divmod(state.step, per_epoch)
+        begin, end = self.bounds[position]
+        x, y = self.data.gather(self._order(epoch)[:, begin:end])
+        lr = self.recipe.schedule.lr_at(state.step, per_epoch)
+        buffers = state.buffers if self._noise is None else state.buffers | self._noise.at(state.step, end - begin)
+        nll = -self._log_prob(self._forward, state.parameters, buffers, state.log_noise, x, y).mean(-1)
+        objective = nll.sum()
+        if (penalty := self._penalty()) is not None:
+            objective = objective + penalty.sum() / self.num_points
+        # The update reads memory in order: a gradient that comes out transposed would be scrambled.
+        grads = [g.contiguous() for g in torch.autograd.grad(objective, self._trained)]
+        with torch.no_grad():
+            for p, grad, factor in zip(self._moved, grads, self._shrink, strict=False):
+                if factor:
+                    grad.add_(p, alpha=factor)
+            state.optimizer.step(self._moved, grads, lr)
+        state.step += 1
+        return nll.detach()
+
+    @cached_property
+    def _forward(self) -> Forward:
+        return lane_forward(self.module, self.strategy)
+
+    def _penalty(self) -> Tensor | None:
+        """The rework's own part of the objective times N, [L]."""
+        if self.recipe.rework is None:
+            return None
+        return self.recipe.rework.penalty(self.state.parameters, self._given_prior)
 
     def _check_finite(self, nll: Tensor, step: int) -> None:
         finite = torch.isfinite(nll)
@@ -224,6 +262,8 @@ class Group:
         penalty = torch.zeros(lanes, device=self.device)
         for name, p in state.parameters.items():
             penalty += self.prior[name] / (2 * self.num_points) * p.square().reshape(lanes, -1).sum(-1)
+        if (own := self._penalty()) is not None:
+            penalty += own / self.num_points
         noise = None if state.log_noise is None else state.log_noise.exp().mean(-1).tolist()
         for i, value in enumerate(penalty.tolist()):
             row = {"epoch": epoch + 1, "seconds": state.seconds, "loss": nll[i] + value, "nll": nll[i], "lr": lr}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import Model, Task
+from bnn_runner.base import Model, Task, TaskSpec
 from bnn_runner.lanes import Tensors
 from bnn_runner.likelihoods import NoiseRule
 from bnn_runner.modes import evaluation_mode
 from bnn_runner.optimizers import Optimizer, make_optimizer
 from bnn_runner.priors import Prior
+from bnn_runner.rework import Rework
 from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_atomically
 from bnn_runner.streams import global_stream
@@ -41,6 +42,19 @@ class Recipe:
     precision: str = "float32"
     dtype: torch.dtype = torch.float32
     stack: str = "auto"
+    rework: Rework | None = None
+
+    def build(self, spec: TaskSpec) -> nn.Module:
+        """A new network, reworked where that is asked for; initial weights from the global RNG."""
+        module = self.model.build(spec)
+        if self.rework is not None:
+            self.rework.apply(module)
+        return module
+
+    def precisions(self, module: nn.Module) -> dict[str, float]:
+        """The training prior's precision of each parameter."""
+        prior = self.prior.precisions(module)
+        return prior if self.rework is None else self.rework.precisions(module, prior)
 
 
 @dataclass
@@ -61,8 +75,9 @@ class State:
         learned = [self.log_noise] if self.log_noise is not None and self.log_noise.requires_grad else []
         return [*self.parameters.values(), *learned]
 
-    def save(self, path: Path) -> None:
-        payload = {
+    def payload(self) -> dict[str, Any]:
+        """Everything as plain tensors and numbers; `restore` takes it."""
+        return {
             "parameters": {k: v.detach() for k, v in self.parameters.items()},
             "buffers": self.buffers,
             "log_noise": None if self.log_noise is None else self.log_noise.detach(),
@@ -72,18 +87,25 @@ class State:
             "seconds": self.seconds,
             "history": self.history,
         }
-        write_atomically(path, lambda f: torch.save(payload, f))
+
+    def save(self, path: Path) -> None:
+        write_atomically(path, lambda f: torch.save(self.payload(), f))
 
     def load(self, path: Path, device: torch.device) -> bool:
         """Go on from a checkpoint; False where there is none or it is damaged (then nothing is changed)."""
         try:
             saved: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+            return self.restore(saved)
+        except Exception:  # a checkpoint that is absent or cannot be read is worth nothing: train anew
+            return False
+
+    def restore(self, saved: Mapping[str, Any]) -> bool:
+        """Go on from a `payload`; False where it is of another shape (then nothing is changed)."""
+        try:
             same = _shapes(saved["parameters"].values()) == _shapes(self.parameters.values())
             if not same or _shapes(saved["optimizer"]) != _shapes(self.optimizer.state):
                 return False
-        except FileNotFoundError:
-            return False
-        except Exception:  # a checkpoint that cannot be read is worth nothing: train anew
+        except (KeyError, AttributeError, TypeError):
             return False
         with torch.no_grad():
             for name, p in self.parameters.items():
@@ -108,7 +130,7 @@ def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -
     modules = []
     for lane in lanes:
         with global_stream(lane.seed, "init"):
-            modules.append(recipe.model.build(lane.task.spec))
+            modules.append(recipe.build(lane.task.spec))
     stacked = {
         n: torch.stack([dict(m.named_parameters())[n].detach() for m in modules])
         for n, _ in modules[0].named_parameters()

@@ -1,7 +1,8 @@
 """Get the trained networks a run needs: from the cache, or trained in lanes, each training once.
 
 Trainings of one run that are not cached yet are grouped by their number of points (those of one
-task, or of several seeds' tasks) and trained as lanes, if the rule of `lanes` says so.
+task, or of several seeds' tasks) and by what the network is reworked to, and trained as lanes, if
+the rule of `lanes` says so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bnn_runner.base import Network, Task
 from bnn_runner.cache import NetworkCache
 from bnn_runner.keys import digest
 from bnn_runner.lease import Lease
+from bnn_runner.rework import Rework
 from bnn_runner.streams import global_stream
 from bnn_runner.training import Diverged, Group, Progress
 from bnn_runner.training_state import Lane, Recipe
@@ -30,6 +32,7 @@ class Training:
     key: str
     label: str
     trained: bool = True
+    rework: Rework | None = None
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,10 @@ class Workplan:
         if have:
             say = "nothing to train" if not missing else f"{len(missing)} to train"
             self.say(f"trained networks: {have} from the cache, {say}")
-        by_size: dict[int, list[Training]] = {}
+        alike: dict[tuple[int, Rework | None], list[Training]] = {}
         for training in missing:
-            by_size.setdefault(len(training.task.train), []).append(training)
-        for members in by_size.values():
+            alike.setdefault((len(training.task.train), training.rework), []).append(training)
+        for members in alike.values():
             failed |= self._train(members)
         return failed
 
@@ -64,7 +67,8 @@ class Workplan:
         if not training.trained:
             return self._group([training]).network(0)
         with global_stream(0, "skeleton"):
-            module = self.recipe.model.build(training.task.spec).to(self.device, self.recipe.dtype)
+            recipe = replace(self.recipe, rework=training.rework)
+            module = recipe.build(training.task.spec).to(self.device, self.recipe.dtype)
         return self.cache.load(training.key, module, self.device, self.recipe.dtype)
 
     def _missing(self, trainings: Sequence[Training]) -> list[Training]:
@@ -73,7 +77,7 @@ class Workplan:
         return [t for t in unique.values() if not self.cache.has(t.key) or self.load(t) is None]
 
     def _train(self, members: Sequence[Training]) -> dict[str, str]:
-        """Train members of equal size: all at once where they stack, else one after the other."""
+        """Train members that are alike: all at once where they stack, else one after the other."""
         group = self._group(members)
         if group.strategy == "loop":
             self.say(f"training {len(members)} networks one after the other")
@@ -88,7 +92,8 @@ class Workplan:
         return decided._train_leased(list(members), "")
 
     def _group(self, members: Sequence[Training]) -> Group:
-        return Group(self.recipe, [Lane(t.task, t.lane_seed, t.key) for t in members], self.device)
+        recipe = replace(self.recipe, rework=members[0].rework)
+        return Group(recipe, [Lane(t.task, t.lane_seed, t.key) for t in members], self.device)
 
     def _train_leased(self, members: list[Training], suffix: str) -> dict[str, str]:
         """Train under leases, so that no other process trains the same; what it finished meanwhile is taken from it."""

@@ -41,7 +41,7 @@ def small_model(name: str) -> Model:
 
 
 def small_method(name: str) -> Method:
-    return make("method", name, size=3)
+    return make("method", name, size=3, rate=0.5)
 
 
 def fitting_task(model: Model, kind: str, seed: int = 0) -> Task:
@@ -73,5 +73,5 @@ def fitted(method_name: str, model_name: str, kind: str) -> tuple[Task, list[Net
     model, method = small_model(model_name), small_method(method_name)
     task = fitting_task(model, kind)
     assert method.problems(task.spec, Fixed()) == []
-    networks = [make_network(model, task, seed=spec.member) for spec in method.needs()]
+    networks = [make_network(model, task, seed=spec.member, rework=spec.rework) for spec in method.needs()]
     return task, networks, method, method.fit(task, networks, context())

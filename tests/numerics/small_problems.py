@@ -8,6 +8,7 @@ from torch import Tensor
 from bnn_runner.base import FitContext, Model, Network, Split, Task, TaskSpec
 from bnn_runner.hyper import Fixed, HyperRule
 from bnn_runner.likelihoods import Categorical, Gaussian
+from bnn_runner.rework import Rework
 from bnn_runner.schedules import Schedule
 from bnn_runner.streams import generator
 
@@ -44,11 +45,21 @@ def make_task(
     )
 
 
-def make_network(model: Model, task: Task, precision: float = 0.7, noise: float = 0.3, seed: int = 0) -> Network:
+def make_network(
+    model: Model,
+    task: Task,
+    precision: float = 0.7,
+    noise: float = 0.3,
+    seed: int = 0,
+    rework: Rework | None = None,
+) -> Network:
     """An untrained network in float64 with moved norm parameters and running statistics, so that none is trivial."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        module = model.build(task.spec).double()
+        module = model.build(task.spec)
+        if rework is not None:
+            rework.apply(module)
+        module = module.double()
         for name, buffer in module.named_buffers():
             if name.endswith("running_mean"):
                 buffer.copy_(0.3 * torch.randn_like(buffer))

@@ -1,0 +1,179 @@
+"""MC dropout (Gal & Ghahramani 2016): a network trained under dropout; one posterior draw is one mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bnn_runner.base import FitContext, Network, Predictive, Task, TaskSpec, TrainingSpec
+from bnn_runner.errors import UserError, raise_all
+from bnn_runner.hyper import HyperRule
+from bnn_runner.likelihoods import Gaussian
+from bnn_runner.noise_posterior import NoisePosterior, check_spread
+from bnn_runner.rework import insert_noise, weight_layers
+
+Where = Literal["auto", "all", "hidden"]
+
+
+def noisy_layers(module: nn.Module, where: Where) -> list[str]:
+    """The weight layers whose inputs get noise.
+
+    all: every one, the first included (Gal & Ghahramani 2016 for regression); hidden: all but the
+    first; auto: hidden where the first is a convolution, since a dropped channel of an image would be
+    the image (their LeNet drops no input either), else all.
+    """
+    layers = weight_layers(module)
+    names = list(layers)
+    skip_first = where == "hidden" or (where == "auto" and names and not isinstance(layers[names[0]], nn.Linear))
+    return names[1:] if skip_first else names
+
+
+def multiply(layer: nn.Module, x: Tensor, noise: Tensor) -> Tensor:
+    """What a dropout layer gives: x ξ."""
+    return x * noise
+
+
+@dataclass(frozen=True)
+class DropoutNoise:
+    """Multiplicative noise ξ of mean 1 and variance p/(1−p) on what a weight layer receives.
+
+    bernoulli: ξ = z/(1−p), z ~ Bernoulli(1−p), the mask divided by the keep probability; gaussian:
+    ξ ~ N(1, p/(1−p)) (Srivastava et al. 2014, §10). Either way E ξ² = 1/(1−p), so that under a prior
+    of precision λ the expected penalty of the weights w = M ξ is λ|M|²/(1−p) for the trained M.
+    """
+
+    rate: float | tuple[float, ...]
+    kind: Literal["bernoulli", "gaussian"]
+    where: Where
+
+    def rates(self, count: int) -> list[float]:
+        return list(self.rate) if isinstance(self.rate, tuple) else [self.rate] * count
+
+    def apply(self, module: nn.Module) -> None:
+        names = noisy_layers(module, self.where)
+        if len(self.rates(len(names))) != len(names):
+            raise UserError(
+                f"method.rate={list(self.rates(0))} does not fit the network, which has noise before {len(names)} "
+                f"layers: {', '.join(names)}. Give one rate for each, or one number for all."
+            )
+        insert_noise(module, names, multiply)
+
+    def precisions(self, module: nn.Module, prior: Mapping[str, float]) -> dict[str, float]:
+        names = noisy_layers(module, self.where)
+        keep = {f"{name}.weight": 1 - p for name, p in zip(names, self.rates(len(names)), strict=True)}
+        return {name: precision / keep.get(name, 1.0) for name, precision in prior.items()}
+
+    def sample(self, rows: int, widths: Sequence[int], random: torch.Generator) -> Tensor:
+        p = torch.repeat_interleave(torch.tensor(self.rates(len(widths))), torch.tensor(widths))
+        if self.kind == "gaussian":
+            return 1 + (p / (1 - p)).sqrt() * torch.randn(rows, len(p), generator=random)
+        return (torch.rand(rows, len(p), generator=random) >= p) / (1 - p)
+
+    def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class MCDropout:
+    """Dropout kept on at prediction.
+
+    rate: the share of inputs dropped before each weight layer, one number or one a layer; kind:
+    bernoulli or gaussian noise; where: see `noisy_layers`. noise: the regression noise is that which
+    came with training (trained), or the multiple of it in `noise_multiples` that is best for the
+    marginal log-likelihood of the validation part under `validation_draws` draws (validation; the
+    choice of tau in Gal & Ghahramani 2016, §4.3, on a grid).
+    """
+
+    rate: float | tuple[float, ...] = 0.05
+    kind: Literal["bernoulli", "gaussian"] = "bernoulli"
+    where: Where = "auto"
+    noise: Literal["trained", "validation"] = "trained"
+    noise_multiples: tuple[float, ...] = (0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.7, 2.0, 2.4, 2.8)
+    validation_draws: int = 200
+    finite: ClassVar[bool] = False
+    uses_hyper: ClassVar[bool] = False
+    predictive: ClassVar[Predictive] = "draws"
+
+    def __post_init__(self) -> None:
+        problems = []
+        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        if any(not 0 <= p < 1 for p in rates) or not any(p > 0 for p in rates):
+            problems.append(
+                f"method.rate={self.rate} is no dropout rate. Rates lie in [0, 1), and one must be above 0: "
+                "without noise all draws are one function (that is method=map)."
+            )
+        if not self.noise_multiples or any(not m > 0 for m in self.noise_multiples):
+            problems.append(
+                f"method.noise_multiples={list(self.noise_multiples)} is no grid. Give numbers above 0; they multiply "
+                "the trained noise standard deviation."
+            )
+        if self.validation_draws < 1:
+            problems.append(f"method.validation_draws={self.validation_draws} must be 1 or more.")
+        raise_all(problems)
+
+    @property
+    def rework(self) -> DropoutNoise:
+        return DropoutNoise(self.rate, self.kind, self.where)
+
+    def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
+        if self.noise == "trained":
+            return []
+        if spec.kind == "classification":
+            return [f"method.noise=validation sets regression noise, and data={spec.name} has classes. Drop it."]
+        if spec.val_fraction == 0:
+            return [
+                "method.noise=validation chooses on validation data, and data.val_fraction=0 leaves none. "
+                "Set data.val_fraction=0.1, or use method.noise=trained."
+            ]
+        return []
+
+    def needs(self) -> list[TrainingSpec]:
+        return [TrainingSpec(0, rework=self.rework)]
+
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> NoisePosterior:
+        network = networks[0]
+        names = noisy_layers(network.module, self.where)
+        rates = dict(zip(names, self.rework.rates(len(names)), strict=True))
+        treatment = dict.fromkeys(network.parameters, "point estimate")
+        for name, p in rates.items():
+            factor = "mask of its inputs" if self.kind == "bernoulli" else "Gaussian noise on its inputs"
+            treatment[f"{name}.weight"] = f"times the {factor}, rate {p:g}; prior precision divided by {1 - p:g}"
+        posterior = NoisePosterior(network, self.rework, {"noisy_layers": len(names)}, treatment)
+        check_spread(posterior, task.train, "Raise method.rate, or choose another network or method.where=all.")
+        return self._with_chosen_noise(posterior, task, context) if self.noise == "validation" else posterior
+
+    def _with_chosen_noise(self, posterior: NoisePosterior, task: Task, context: FitContext) -> NoisePosterior:
+        likelihood = posterior.likelihood
+        assert isinstance(likelihood, Gaussian)
+        if not len(task.val):  # a probe of the cost has no validation part
+            return posterior
+        outputs, targets = validation_outputs(posterior, task, self.validation_draws, context)
+        scores = {}
+        for multiple in self.noise_multiples:
+            scaled = Gaussian(likelihood.log_noise + torch.tensor(multiple).log())
+            scores[multiple] = float(scaled.log_prob(outputs, targets).logsumexp(0).mean())
+        best = max(scores, key=lambda m: scores[m])
+        chosen = replace(posterior.network, likelihood=Gaussian(likelihood.log_noise + torch.tensor(best).log()))
+        report: dict[str, Any] = {**posterior.report, "noise_multiple": best}
+        if best in (min(scores), max(scores)):
+            note = f"the best noise, {best:g} times the trained one, lies at the edge of method.noise_multiples"
+            report["notes"] = [note + "; widen it"]
+        return replace(posterior, network=chosen, report=report)
+
+
+def validation_outputs(
+    posterior: NoisePosterior, task: Task, num_draws: int, context: FitContext
+) -> tuple[Tensor, Tensor]:
+    """Outputs [S, N, K] of draws at the validation part, and its targets."""
+    draws, pieces, targets, done = posterior.draws(num_draws, context.seed), [], [], 0
+    for x, y in task.val.batches(256):
+        context.progress("noise on validation", done, len(task.val))
+        assert y is not None
+        pieces.append(draws(x))
+        targets.append(y)
+        done += len(x)
+    return torch.cat(pieces, dim=1), torch.cat(targets)
