@@ -12,7 +12,7 @@ Letters: L lanes, B points of a batch, F features (channels) that a layer receiv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from bnn_runner.streams import generator
 NOISE = "noise"
 _BLOCK = 2**18  # numbers of noise drawn at once for one lane
 
+Where = Literal["auto", "all", "hidden"]
 NoiseLayer = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """(layer, its input, its noise laid out to broadcast against the input) -> what the layer receives instead."""
 
@@ -54,6 +55,19 @@ def weight_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Linear layers and convolutions by name, in the order in which the network registers them."""
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
     return {name: m for name, m in module.named_modules() if isinstance(m, kinds)}
+
+
+def noisy_layers(module: nn.Module, where: Where) -> list[str]:
+    """The weight layers whose inputs get noise.
+
+    all: every one, the first included (Gal & Ghahramani 2016 for regression); hidden: all but the
+    first; auto: hidden where the first is a convolution, since a dropped channel of an image would be
+    the image (their LeNet drops no input either), else all.
+    """
+    layers = weight_layers(module)
+    names = list(layers)
+    skip_first = where == "hidden" or (where == "auto" and names and not isinstance(layers[names[0]], nn.Linear))
+    return names[1:] if skip_first else names
 
 
 def insert_noise(module: nn.Module, names: Sequence[str], layer: NoiseLayer) -> None:

@@ -67,14 +67,14 @@ class Group:
                 f"a training batch of one point cannot be batch-normalised ({self.num_points} training points, "
                 f"schedule.batch_size={recipe.schedule.batch_size}). Raise schedule.batch_size, or use another norm."
             )
-        self.data, self.offsets = concatenate([lane.task.train for lane in lanes])
-        self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, recipe.stack, self._probe)
-        self._orders: tuple[int, Tensor] | None = None
-        self._given_prior = recipe.prior.precisions(self.module)
         self._noise: StepNoise | None = None
         if recipe.rework is not None:
             largest = max(b - a for a, b in self.bounds)
             self._noise = StepNoise(recipe.rework, self.module, [lane.seed for lane in lanes], largest, device)
+        self.data, self.offsets = concatenate([lane.task.train for lane in lanes])
+        self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, recipe.stack, self._probe)
+        self._orders: tuple[int, Tensor] | None = None
+        self._given_prior = recipe.prior.precisions(self.module)
         self._trained = self.state.trained()
         self._moved = [t.detach() for t in self._trained]
         self._shrink = [self.prior[name] / self.num_points for name in self.state.parameters]
@@ -107,8 +107,9 @@ class Group:
         """Seconds of three forward and backward passes of the first batch, with throw-away buffers."""
         few = 1 if strategy == "single" else len(self.lanes)
         parameters = {n: p.detach()[:few].clone().requires_grad_() for n, p in self.state.parameters.items()}
-        buffers = {n: b[:few].clone() for n, b in self.state.buffers.items()}
         forward, start_stop = lane_forward(self.module, strategy), self.bounds[0]
+        noise = {} if self._noise is None else self._noise.at(0, start_stop[1])
+        buffers = {n: b[:few].clone() for n, b in (self.state.buffers | noise).items()}
         x, y = self.data.gather(self._order(0)[:few, slice(*start_stop)])
 
         def work() -> None:

@@ -14,22 +14,7 @@ from bnn_runner.errors import UserError, raise_all
 from bnn_runner.hyper import HyperRule
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.noise_posterior import NoisePosterior, check_spread
-from bnn_runner.rework import insert_noise, weight_layers
-
-Where = Literal["auto", "all", "hidden"]
-
-
-def noisy_layers(module: nn.Module, where: Where) -> list[str]:
-    """The weight layers whose inputs get noise.
-
-    all: every one, the first included (Gal & Ghahramani 2016 for regression); hidden: all but the
-    first; auto: hidden where the first is a convolution, since a dropped channel of an image would be
-    the image (their LeNet drops no input either), else all.
-    """
-    layers = weight_layers(module)
-    names = list(layers)
-    skip_first = where == "hidden" or (where == "auto" and names and not isinstance(layers[names[0]], nn.Linear))
-    return names[1:] if skip_first else names
+from bnn_runner.rework import Where, insert_noise, noisy_layers
 
 
 def multiply(layer: nn.Module, x: Tensor, noise: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bnn_runner.base import Model, Network, TaskSpec, TrainingSpec
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.likelihoods import Gaussian, NoiseRule
+from bnn_runner.methods.concrete_dropout import ConcreteDropout, ConcreteNoise
 from bnn_runner.methods.mc_dropout import DropoutNoise, MCDropout
 from bnn_runner.models.mlp import MLP
 from bnn_runner.priors import Isotropic
@@ -85,14 +86,19 @@ def test_without_noise_the_training_is_that_of_map(name: str, lanes: int) -> Non
         assert [row["loss"] for row in a.history] == [row["loss"] for row in b.history]
 
 
-@pytest.mark.parametrize("kind", ["bernoulli", "gaussian"])
+@pytest.mark.parametrize(
+    "noise",
+    [DropoutNoise(0.3, "bernoulli", "all"), DropoutNoise(0.3, "gaussian", "all"), ConcreteNoise(0.2, 0.3, "all")],
+    ids=["bernoulli", "gaussian", "concrete"],
+)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_lane_under_dropout_is_the_lane_alone(name: str, kind: Any) -> None:
-    """Planted bugs: one mask for all lanes; masks that depend on the number of lanes; one mask a batch, not a point."""
+def test_a_lane_under_dropout_is_the_lane_alone(name: str, noise: Rework) -> None:
+    """Planted bugs: one mask for all lanes; masks that depend on the number of lanes; one mask a batch, not a point;
+    a learned rate shared by lanes, or broadcast along points."""
     model, shape, strategy = MODELS[name]
     first, other = (make_task("regression", shape, 2, num_train=37, seed=s) for s in (0, 1))
     lanes = [Lane(first, 11), Lane(first, 12), Lane(other, 12)]
-    r = recipe(model, DropoutNoise(0.3, kind, "all"))
+    r = recipe(model, noise)
     group = Group(r, lanes, CPU)
     assert group.strategy == strategy
     together = group.train(None, lambda *_: None)
@@ -100,9 +106,9 @@ def test_a_lane_under_dropout_is_the_lane_alone(name: str, kind: Any) -> None:
         same(together[i], train(r, [lane])[0], rtol=1e-7, atol=1e-8)
     plain = train(recipe(model, None), lanes[:1])[0]
     assert not torch.allclose(together[0].parameters["out.weight"], plain.parameters["out.weight"], atol=1e-3)
-    noise = group._noise
-    assert noise is not None
-    mask = noise.at(0, 13)["out.noise"]
+    stream = group._noise
+    assert stream is not None
+    mask = stream.at(0, 13)["out.noise"]
     assert mask.shape[:2] == (3, 13)
     assert not torch.equal(mask[0], mask[1]) and not torch.equal(mask[:, 0], mask[:, 1]), "lanes and points apart"
 
@@ -159,6 +165,51 @@ def test_the_prior_term_is_its_expectation_over_masks(kind: Any) -> None:
         stated = found[f"{name}.weight"] / 2 * float(weights[f"{name}.weight"].square().sum())
         assert abs(float(energy.mean()) - stated) < 5 * float(energy.std()) / math.sqrt(len(samples))
         assert found[f"{name}.bias"] == 3.0
+
+
+def test_the_penalty_of_learned_rates_and_their_masks() -> None:
+    """½ λ|M|²/(1−p) − F H(p) a layer, and masks of mean 1 and variance p/(1−p) as the temperature goes to 0. Planted
+    bugs: the keep probability on the wrong side; the entropy of outputs, not of inputs; a rate taken for its logit."""
+    noise = ConcreteNoise(0.3, 0.01, "all")
+    module = MLP(hidden=(5,)).build(make_task("regression", (3,), 1).spec).double()
+    noise.apply(module)
+    given = Isotropic(2.0).precisions(module)
+    stacked = {n: torch.stack([p.detach(), 2 * p.detach()]) for n, p in module.named_parameters()}
+    penalty = noise.penalty(stacked, given)
+    for i in (0, 1):
+        expected = 0.0
+        for layer, width in (("hidden.0", 3), ("out", 5)):
+            p = 1 / (1 + math.exp(-float(stacked[f"{layer}.rate_logit"][i])))
+            energy = float(stacked[f"{layer}.weight"][i].square().sum())
+            entropy = -(p * math.log(p) + (1 - p) * math.log(1 - p))
+            expected += 0.5 * 2.0 * energy / (1 - p) - width * entropy
+        assert float(penalty[i]) == pytest.approx(expected, rel=1e-6)
+    found = noise.precisions(module, given)
+    assert {n for n, v in found.items() if v == 0} == {
+        f"{layer}.{kind}" for layer in ("hidden.0", "out") for kind in ("weight", "rate_logit")
+    }
+    count = 20_000
+    u = noise.sample(count, [3], torch.Generator().manual_seed(1)).double()
+    masks = noise._relaxed(module.get_submodule("hidden.0"), torch.ones(count, 3, dtype=torch.float64), u).detach()
+    assert float(((masks.mean(0) - 1) / masks.std(0)).abs().max()) < 5 / math.sqrt(count)
+    assert float((masks.var(0) / (0.3 / 0.7) - 1).abs().max()) < 0.05
+
+
+def test_learned_rates_are_told_and_follow_prior_and_data() -> None:
+    """Under vast noise and a weak prior the entropy alone rules, and rates grow to one half; a network that must fit
+    data to a small noise lowers them. Planted bugs: the penalty's sign; the penalty not divided by N."""
+    task = make_task("regression", (3,), 1, num_train=64)
+    schedule = Schedule("adam", epochs=60, batch_size=64, lr=0.05, shape="constant")
+    r = Recipe(
+        MLP(hidden=(8,)), schedule, Isotropic(1e-6), NoiseRule("fixed", 0.05), rework=ConcreteNoise(0.2, 0.1, "all")
+    )
+    rates = {}
+    for name, strong in (("data", r), ("entropy", replace(r, noise=NoiseRule("fixed", 1e4)))):
+        network = Group(strong, [Lane(task.to(CPU, torch.float32), 1)], CPU).train(None, lambda *_: None)[0]
+        posterior = ConcreteDropout(0.2).fit(task.to(CPU, torch.float32), [network], context())
+        rates[name] = posterior.report["rates"]
+        assert f"out {rates[name]['out']:.3f}" in posterior.report["notes"][0]
+    assert max(rates["data"].values()) < 0.2 < 0.45 < min(rates["entropy"].values())
 
 
 def test_what_cannot_be_a_posterior_is_refused() -> None:

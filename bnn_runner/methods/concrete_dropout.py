@@ -1,0 +1,119 @@
+"""Concrete dropout (Gal, Hron & Kendall 2017): dropout whose rate is learned, one for each weight layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bnn_runner.base import FitContext, Network, Predictive, Task, TaskSpec, TrainingSpec
+from bnn_runner.errors import raise_all
+from bnn_runner.hyper import HyperRule
+from bnn_runner.noise_posterior import NoisePosterior, check_spread
+from bnn_runner.rework import Where, insert_noise, noise_widths, noisy_layers
+
+LOGIT = "rate_logit"
+
+
+@dataclass(frozen=True)
+class ConcreteNoise:
+    """Relaxed Bernoulli masks with a learned rate p = sigmoid(logit) for each layer (equation 5 there).
+
+    A layer receives x (1 − z)/(1 − p), z = sigmoid((logit p + logit u)/t), u uniform, t the
+    temperature. The penalty is the KL divergence to the prior up to a constant, in nats and once for
+    the whole data set: Σ over layers of ½ λ|M|²/(1−p) − F H(p), for the trained weights M of a layer
+    that receives F features, with H(p) the entropy of one mask (equations 3 and 4 there, whose M is
+    ours divided by 1−p).
+    """
+
+    initial_rate: float
+    temperature: float
+    where: Where
+
+    def apply(self, module: nn.Module) -> None:
+        names = noisy_layers(module, self.where)
+        insert_noise(module, names, self._relaxed)
+        for name in names:
+            start = torch.tensor(math.log(self.initial_rate / (1 - self.initial_rate)))
+            module.get_submodule(name).register_parameter(LOGIT, nn.Parameter(start))
+
+    def _relaxed(self, layer: nn.Module, x: Tensor, u: Tensor) -> Tensor:
+        logit = getattr(layer, LOGIT)
+        if logit.dim():  # one rate a lane
+            logit = logit.reshape(-1, *[1] * (u.dim() - 1))
+        keep = torch.sigmoid(-(logit + torch.logit(u)) / self.temperature)
+        return x * (keep * (1 + logit.exp()))  # 1/(1−p) = 1 + e^logit
+
+    def precisions(self, module: nn.Module, prior: Mapping[str, float]) -> dict[str, float]:
+        names = noisy_layers(module, self.where)
+        elsewhere = {f"{name}.{kind}" for name in names for kind in ("weight", LOGIT)}
+        return {name: 0.0 if name in elsewhere else precision for name, precision in prior.items()}
+
+    def sample(self, rows: int, widths: Sequence[int], random: torch.Generator) -> Tensor:
+        # Away from 0, where the logit would be infinite; 1 is not among these numbers.
+        return torch.rand(rows, sum(widths), generator=random).clamp_min(2.0**-25)
+
+    def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Tensor:
+        total = torch.zeros(())
+        for name, logit in parameters.items():  # [L]
+            layer, _, kind = name.rpartition(".")
+            if kind != LOGIT:
+                continue
+            weight, p = parameters[f"{layer}.weight"], torch.sigmoid(logit)
+            energy = 0.5 * prior[f"{layer}.weight"] * weight.square().flatten(1).sum(1) * (1 + logit.exp())
+            # −H(p) = p log p + (1−p) log(1−p), with both logarithms from the logit
+            negentropy = p * nn.functional.logsigmoid(logit) + (1 - p) * nn.functional.logsigmoid(-logit)
+            total = total.to(energy) + energy + weight.shape[2] * negentropy
+        return total
+
+
+@dataclass(frozen=True)
+class ConcreteDropout:
+    """Dropout with learned rates; draws use the relaxed masks of training, one for the whole test set.
+
+    initial_rate: where every layer's rate starts; temperature: of the relaxation, towards hard masks
+    at 0; where: see `noisy_layers`.
+    """
+
+    initial_rate: float = 0.1
+    temperature: float = 0.1
+    where: Where = "auto"
+    finite: ClassVar[bool] = False
+    uses_hyper: ClassVar[bool] = False
+    predictive: ClassVar[Predictive] = "draws"
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 < self.initial_rate < 1:
+            problems.append(f"method.initial_rate={self.initial_rate} is no dropout rate. It must lie between 0 and 1.")
+        if not 0 < self.temperature < math.inf:
+            problems.append(f"method.temperature={self.temperature} relaxes nothing. It must be above 0 and finite.")
+        raise_all(problems)
+
+    @property
+    def rework(self) -> ConcreteNoise:
+        return ConcreteNoise(self.initial_rate, self.temperature, self.where)
+
+    def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
+        return []
+
+    def needs(self) -> list[TrainingSpec]:
+        return [TrainingSpec(0, rework=self.rework)]
+
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> NoisePosterior:
+        network = networks[0]
+        names = [name.rpartition(".")[0] for name in noise_widths(network.module)]
+        rates = {name: float(torch.sigmoid(network.parameters[f"{name}.{LOGIT}"])) for name in names}
+        treatment = dict.fromkeys(network.parameters, "point estimate")
+        for name in names:
+            treatment[f"{name}.weight"] = "times a relaxed mask of its inputs at a learned rate"
+            treatment[f"{name}.{LOGIT}"] = "learned rate (point estimate)"
+        told = ", ".join(f"{name} {p:.3f}" for name, p in rates.items())
+        report: dict[str, Any] = {"rates": rates, "notes": [f"learned dropout rates: {told}"]}
+        posterior = NoisePosterior(network, self.rework, report, treatment)
+        check_spread(posterior, task.train, "Raise method.initial_rate or train longer (schedule.epochs).")
+        return posterior
