@@ -52,7 +52,7 @@ class NetworkCache:
             "history": list(network.history),
             "prior_precision": network.prior_precision,
             "seconds": network.seconds,
-            "digest": _digest(tensors),
+            "digest": content_digest(tensors),
         }
         payload = save(tensors, {"about": json.dumps(about)})
         write_atomically(self.path(network.key), lambda f: f.write(payload))
@@ -65,7 +65,7 @@ class NetworkCache:
                 # Copies: what is mapped from the file would end the process if the file were cut short later.
                 tensors = {n: f.get_tensor(n).clone() for n in f.keys()}  # noqa: SIM118 - not a mapping
                 about = json.loads((f.metadata() or {})["about"])
-            if about["digest"] != _digest(tensors):
+            if about["digest"] != content_digest(tensors):
                 raise ValueError("digest")
         except FileNotFoundError:
             return None
@@ -95,7 +95,7 @@ def _strip(tensors: Mapping[str, Tensor], prefix: str, device: torch.device, dty
     return {n: t.to(device, dtype if t.is_floating_point() else None) for n, t in chosen.items()}
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def content_digest(tensors: Mapping[str, Tensor]) -> str:
     """Digest of names, types, shapes and bytes."""
     h = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):

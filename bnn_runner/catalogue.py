@@ -95,8 +95,14 @@ class Catalogue:
 
     @cached_property
     def base(self) -> dict[str, Any]:
-        """config.yaml without its defaults list and without Hydra's own settings."""
-        return {k: v for k, v in self._read(self.dirs[0] / "config.yaml").items() if k not in ("defaults", "hydra")}
+        """config.yaml's own settings: without its defaults list, Hydra's settings and keys of groups."""
+        left_out = {"defaults", "hydra", *self.groups}
+        return {k: v for k, v in self._read(self.dirs[0] / "config.yaml").items() if k not in left_out}
+
+    @cached_property
+    def shared(self) -> dict[str, dict[str, Any]]:
+        """Group -> keys that every choice of it has beside its own (model.weights)."""
+        return {k: v for k, v in self._read(self.dirs[0] / "config.yaml").items() if k in self.groups}
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
@@ -148,6 +154,11 @@ class Catalogue:
                     if key.startswith("override /"):
                         found[key.removeprefix("override /").split("@")[0]] = value
         return found
+
+    def is_open(self, group: str, choice: Any) -> bool:
+        """Whether the choice leaves its class to the user: then its other keys are that class's own."""
+        known = isinstance(choice, str) and choice in self.groups.get(group, {})
+        return known and self.load(group, choice).get("_target_", "") is None
 
     def help_line(self, group: str, choice: str) -> str:
         """The first comment of the choice's file (after Hydra's `# @package` header)."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from bnn_runner.catalogue import GLOBAL_GROUPS, RECOMMENDED, Catalogue, did_you_mean, flatten, merge
 from bnn_runner.errors import UserError
-from bnn_runner.overrides import UNKNOWN, Override, Settled, keys_of, parse, quote, render, settle
+from bnn_runner.overrides import UNKNOWN, Override, Settled, keys_of, parse, quote, render, settle, with_own_class
 from bnn_runner.settings import COMPONENTS, NoiseSettings, read_settings
 from bnn_runner.signatures import check_fields, show
 
@@ -39,6 +39,7 @@ def check(overrides: Sequence[str], config_dirs: Sequence[Path | str] = (), mult
             parsed.append(parse(text))
         except UserError as error:
             problems += [_bare_word(catalogue, text) or p for p in error.problems]
+    parsed = with_own_class(parsed)
     hydra, own = [o for o in parsed if _is_hydra(o)], [o for o in parsed if not _is_hydra(o)]
     problems += [_hydra_problem(o) for o in hydra if _hydra_problem(o)]
 
@@ -232,7 +233,7 @@ def _key_problems(catalogue: Catalogue, override: Override, points: Sequence[Set
         default, exists = _find(leaves, rest)
         if exists:
             problems += _type_problem(override, default)
-        elif not override.prefix:
+        elif not override.prefix and not catalogue.is_open(group, point.choices.get(group)):
             problems.append(_unknown_key(catalogue, key, [point]))
     if override.prefix == "+" and points and all(_find(keys_of(catalogue, group, p.choices), rest)[1] for p in points):
         problems.append(f"{override.text} adds a key that is there already. Write it without the '+'.")

@@ -17,6 +17,7 @@ from bnn_runner.cells import headline, write_description
 from bnn_runner.citations import bibliography
 from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation import evaluate
+from bnn_runner.given import try_on
 from bnn_runner.keys import RECIPE
 from bnn_runner.provenance import collect
 from bnn_runner.scoring import Evaluation, Score
@@ -48,11 +49,12 @@ def complete(work: Work, plan: Workplan, session: Session) -> None:
             raise RunFailed(
                 "a trained network vanished from the cache while the run went on. Run the same command again."
             )
+        given = _try_given(work, networks, session)
         posterior = _fit(work, networks, session)
         evaluation = _evaluate(work, posterior, session)
         session.stop.check("evaluation")
         scores = score(work, evaluation)
-        _write(work, networks, posterior, evaluation, scores, session)
+        _write(work, networks, posterior, evaluation, scores, given, session)
         work.cell.finish()
     finally:
         console.log = None
@@ -75,6 +77,31 @@ def score_again(work: Work) -> bool:
         redraw_figures(work.cell.folder, work.task, evaluation, scores)
     write_description(work.cell, facts | {"metrics_digest": work.metrics_digest(), "headline": headline(scores)})
     return True
+
+
+def _try_given(work: Work, networks: Sequence[Network], session: Session) -> list[dict[str, Any]]:
+    """Tell how each network trained elsewhere does on this task, before anything is built on it."""
+    experiment, say, found = work.experiment, session.console.say, []
+    for given, network in zip(experiment.given, networks, strict=False):
+        trial = try_on(network, work.task)
+        say(f"given network {given.path.name}: {network.num_parameters:,} parameters")
+        for line in trial.lines():
+            say(line)
+        notes = [*given.notes, *trial.warnings]
+        if work.task.spec.kind == "regression" and experiment.noise.noise == "learned":
+            notes.append(
+                "likelihood.noise=learned needs training: the noise of a given network is its residual standard "
+                "deviation on the training part"
+            )
+        if any(t.rework is not None for t in work.trainings):
+            notes.append(
+                "this method is meant for networks trained with its own noise; the given one is taken as it is"
+            )
+        for note in dict.fromkeys(notes):
+            say(f"note: {note}")
+        work.notes += [n for n in notes if n not in work.notes]
+        found.append({"file": str(given.path), "digest": given.digest, "parts": trial.parts})
+    return found
 
 
 def _fit(work: Work, networks: list[Network], session: Session) -> Posterior:
@@ -153,6 +180,7 @@ def _write(
     posterior: Posterior,
     evaluation: Evaluation,
     scores: Sequence[Score],
+    given: Sequence[dict[str, Any]],
     session: Session,
 ) -> None:
     start = time.perf_counter()
@@ -165,8 +193,10 @@ def _write(
     if experiment.settings.figures:
         draw_figures(cell.folder, work.task, posterior, experiment, evaluation, scores, networks)
     work.seconds["writing"] = time.perf_counter() - start
-    notes = [*work.task.notes, *experiment.notes, *evaluation.notes, *session.budget.notes()]
-    found = {"report": dict(posterior.report), "notes": notes, "headline": headline(scores)}
+    notes = [*work.task.notes, *experiment.notes, *work.notes, *evaluation.notes, *session.budget.notes()]
+    found: dict[str, Any] = {"report": dict(posterior.report), "notes": notes, "headline": headline(scores)}
+    if given:
+        found["given"] = list(given)
     write_description(cell, _facts(work, session) | found)
     provenance = collect(session.device, experiment.settings.precision, session.threads, work.seconds)
     provenance |= {

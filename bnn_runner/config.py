@@ -24,12 +24,13 @@ from omegaconf.errors import OmegaConfBaseException
 from bnn_runner.catalogue import did_you_mean, packaged_conf
 from bnn_runner.checking import check
 from bnn_runner.errors import UserError, raise_all
-from bnn_runner.overrides import expand, parse, quote, settle
-from bnn_runner.settings import COMPONENTS, EvalSettings, Settings, attempt, read_settings
-from bnn_runner.signatures import check_fields
+from bnn_runner.overrides import expand, parse, quote, settle, to_text
+from bnn_runner.settings import COMPONENTS, EvalSettings, Settings, anchor, attempt, read_settings
+from bnn_runner.signatures import check_fields, show
 
 if TYPE_CHECKING:
     from bnn_runner.base import DataSet, Method, Model, TaskSpec
+    from bnn_runner.given import GivenWeights
     from bnn_runner.hyper import HyperRule
     from bnn_runner.likelihoods import NoiseRule
     from bnn_runner.priors import Prior
@@ -43,6 +44,7 @@ __all__ = ["EvalSettings", "Experiment", "Settings", "build", "compose", "load_e
 class Experiment:
     """One run, ready: the chosen objects, the settings, and the resolved configuration they came from.
 
+    `given` are the networks trained elsewhere, by member; without them networks are trained here.
     `config` is plain (no `recommended`); `choices` names each group's choice (a list for metrics);
     `overrides` is the expanded list, which reproduces the run (with --config-dir `config_dir`)
     whatever is recommended later.
@@ -62,6 +64,7 @@ class Experiment:
     notes: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     config_dir: Path | None = None
+    given: tuple[GivenWeights, ...] = ()
 
 
 def compose(overrides: Sequence[str], config_dir: Path | str | None = None) -> dict[str, Any]:
@@ -93,10 +96,12 @@ def told(error: BaseException) -> str:
     return " ".join(" ".join(parts).split())
 
 
-def locate(target: Any, allow: Sequence[str], where: str) -> type:
-    """The dataclass a `_target_` names. Raises `UserError` unless its package is trusted and it is a dataclass."""
+def locate(target: Any, allow: Sequence[str], where: str) -> Any:
+    """What a `_target_` names. Raises `UserError`, before anything is imported, unless its package is trusted."""
+    if target is None:
+        raise UserError(f"{where} needs a class of yours. Give it as {where}._target_=package.module.Class.")
     if not isinstance(target, str) or "." not in target:
-        raise UserError(f"{where} has no usable _target_ ({target!r}). Its YAML file must name package.module.Class.")
+        raise UserError(f"{where} has no usable _target_ ({target!r}). It must name package.module.Class.")
     package = target.split(".")[0]
     if package != "bnn_runner" and package not in allow:
         raise UserError(
@@ -112,13 +117,11 @@ def locate(target: Any, allow: Sequence[str], where: str) -> type:
             f"{where}: {module_name} cannot be imported ({error}). Install {missing.split('.')[0]},"
             " or put its folder on PYTHONPATH or beside the folder given as --config-dir."
         ) from error
-    cls = getattr(module, class_name, None)
-    if cls is None:
-        near = did_you_mean(class_name, [n for n, v in vars(module).items() if dataclasses.is_dataclass(v)])
-        raise UserError(f"{where}: {module_name} has no {class_name}.{near} Mend the _target_ in its YAML file.")
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise UserError(f"{where}: {target} is not a dataclass. Its fields must be its YAML's keys: make it one.")
-    return cls
+    found = getattr(module, class_name, None)
+    if found is None:
+        near = did_you_mean(class_name, [n for n, v in vars(module).items() if isinstance(v, type)])
+        raise UserError(f"{where}: {module_name} has no {class_name}.{near} Mend the _target_.")
+    return found
 
 
 def build(node: Any, allow: Sequence[str] = (), where: str = "", what: str = "") -> Any:
@@ -132,7 +135,14 @@ def build(node: Any, allow: Sequence[str] = (), where: str = "", what: str = "")
         raise UserError(
             f"{where or 'This node'} is {node!r}, and must be a mapping with a _target_. Choose one by name."
         )
-    cls = locate(node.get("_target_"), allow, where or str(node.get("_target_")))
+    target = node.get("_target_")
+    cls = locate(target, allow, where or str(target))
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        if where == "model" and callable(cls):
+            from bnn_runner.models.module import own_module
+
+            return own_module(cls, {k: v for k, v in node.items() if k != "_target_"}, str(target))
+        raise UserError(f"{where}: {target} is not a dataclass. Its fields must be its YAML's keys: make it one.")
     values: dict[str, Any] = {}
     problems: list[str] = []
     prefix = f"{where}." if where else ""
@@ -168,6 +178,7 @@ def load_experiment(
     config = compose(expanded, config_dir)
     if isinstance(config.get("data"), dict):
         config["data"].pop("recommended", None)
+    weights = config["model"].pop("weights", None)
 
     problems: list[str] = []
     settings, found = read_settings(config, start)
@@ -190,6 +201,15 @@ def load_experiment(
     except UserError as error:
         problems += error.problems
     problems += _misfits(parts, choices)
+    given: tuple[GivenWeights, ...] = ()
+    if weights is not None:
+        try:
+            given, paths = _given(weights, start, parts, choices, ready=not problems)
+            # The content counts, not the place: the digest enters every key, the paths none.
+            config["model"] |= {"weights": paths, "weights_digest": [g.digest for g in given]}
+            expanded = [o for o in expanded if parse(o).key != "model.weights"] + [f"model.weights={to_text(paths)}"]
+        except UserError as error:
+            problems += error.problems
     if problems or settings is None:
         raise UserError(*dict.fromkeys(problems))
     metrics = {p.removeprefix("metric."): part for p, part in parts.items() if p.startswith("metric.")}
@@ -198,6 +218,7 @@ def load_experiment(
         **built,
         metrics=metrics,
         noise=parts["noise"],
+        given=given,
         settings=settings,
         config=config,
         choices={g: c for g, c in choices.items() if c is not None},
@@ -205,6 +226,34 @@ def load_experiment(
         overrides=tuple(expanded),
         config_dir=None if config_dir is None else Path(config_dir).resolve(),
     )
+
+
+def _given(
+    weights: Any, start: Path, parts: Mapping[str, Any], choices: Mapping[str, Any], ready: bool
+) -> tuple[tuple[GivenWeights, ...], list[str]]:
+    """The networks of model.weights and their absolute paths, checked against the model if that is sound (`ready`)."""
+    from bnn_runner.given import count_problems, read_all
+    from bnn_runner.streams import global_stream
+
+    listed = list(weights) if isinstance(weights, (list, tuple)) else [weights]
+    if not listed or not all(isinstance(w, str) for w in listed):
+        raise UserError(f"model.weights={show(weights)} is no file. Give a path, or a list of paths, one a member.")
+    paths = [anchor(w, start) for w in listed]
+    method = parts.get("method")
+    members = [spec.member for spec in method.needs()] if method is not None else []
+    problems = count_problems(len(paths), members, str(choices.get("method"))) if members else []
+
+    def build_network() -> Any:
+        with global_stream(0, "skeleton"):
+            return parts["model"].build(parts["data"].spec())
+
+    try:
+        what = f"model={choices.get('model')} on data={choices.get('data')}"
+        given = read_all(paths, build_network if ready else None, what)
+    except UserError as error:
+        problems += error.problems
+    raise_all(problems)
+    return given, [str(p) for p in paths]
 
 
 def _noise(config: Mapping[str, Any]) -> Any:

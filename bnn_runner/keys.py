@@ -29,8 +29,10 @@ NEVER = (
     "figures",
     "allow",
     "replicates",
+    "model.weights",
 )
-"""`threads` counts only where it is set: results are bit-identical at equal threads only."""
+"""`threads` counts only where it is set: results are bit-identical at equal threads only.
+`model.weights` are places; their content enters by `model.weights_digest`, which is added when they are read."""
 
 LISTS = {"training": TRAINING, "posterior": POSTERIOR, "evaluation": EVALUATION, "never": NEVER}
 

@@ -282,7 +282,7 @@ def keys_of(catalogue: Catalogue, group: str, choices: dict[str, Any]) -> dict[s
     names = [n for n in _names(choices.get(group)) if n in catalogue.groups.get(group, {})]
     if group == "metric":
         return {name: catalogue.load(group, name) for name in names}
-    tree: dict[str, Any] = {}
+    tree: dict[str, Any] = dict(catalogue.shared.get(group, {}))
     for name in names:
         tree = merge(tree, catalogue.load(group, name))
     tree.pop("recommended", None)
@@ -321,23 +321,29 @@ def expand(overrides: Sequence[str], config_dirs: Sequence[Path | str] = ()) -> 
     doing it twice changes nothing. Swept groups are left alone: each job of the sweep expands its own.
     """
     catalogue = Catalogue(config_dirs)
-    parsed = [parse(text) for text in overrides]
+    parsed = with_own_class([parse(text) for text in overrides])
     if any(o.sweep and o.key in catalogue.groups for o in parsed):
         return [render(o) for o in parsed], []
     settled = settle(catalogue, [o.single(o.values[0]) if o.sweep else o for o in parsed])
-    plain = [render(_without_plus(catalogue, o, settled)) for o in parsed]
+    plain = [render(_as_hydra_checks(catalogue, o, settled.choices)) for o in parsed]
     return [*plain, *settled.additions], list(settled.notes)
 
 
-def _without_plus(catalogue: Catalogue, override: Override, settled: Settled) -> Override:
-    """Drop a '+' or '++' that is not needed, so that Hydra checks the key."""
-    if not override.prefix.startswith("+"):
-        return override
+def with_own_class(parsed: Sequence[Override]) -> list[Override]:
+    """A class of the user's own, typed as model._target_=..., stands under model=module unless a model is chosen."""
+    keys = {o.key for o in parsed}
+    own = "model._target_" in keys and not keys & {"model", *GLOBAL_GROUPS}
+    return [*([parse("model=module")] if own else []), *parsed]
+
+
+def _as_hydra_checks(catalogue: Catalogue, override: Override, choices: dict[str, Any]) -> Override:
+    """Drop a '+' or '++' that is not needed, so that Hydra checks the key; add it for keys of a user's own class."""
     group, _, rest = override.key.partition(".")
-    exists = override.key in catalogue.defaults or (
-        override.prefix == "++" and rest in flatten(keys_of(catalogue, group, settled.choices))
-    )
-    return replace(override, prefix="") if exists and not override.package else override
+    here = rest in flatten(keys_of(catalogue, group, choices))
+    if override.prefix == "" and rest and not here and catalogue.is_open(group, choices.get(group)):
+        return replace(override, prefix="++")
+    exists = override.key in catalogue.defaults or (override.prefix == "++" and here)
+    return replace(override, prefix="") if exists and override.prefix != "~" and not override.package else override
 
 
 def defer(overrides: Sequence[Override], catalogue: Catalogue, points: Sequence[Settled]) -> list[str]:
@@ -346,7 +352,8 @@ def defer(overrides: Sequence[Override], catalogue: Catalogue, points: Sequence[
     deferred = []
     for override in overrides:
         group, _, rest = override.key.partition(".")
-        unfilled = group in open_groups or (group == "metric" and not _names(points[0].typed.get("metric")))
+        unfilled = group in open_groups or any(catalogue.is_open(group, p.typed.get(group)) for p in points)
+        unfilled |= group == "metric" and not _names(points[0].typed.get("metric"))
         if rest and unfilled and override.prefix == "":
             override = replace(override, prefix="++")
         elif override.prefix == "+" and override.key in catalogue.defaults:

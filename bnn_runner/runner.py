@@ -89,11 +89,14 @@ def _prepare(experiment: Experiment, seed: int, session: Session) -> Work:
         hash=cell_hash(config, method.uses_hyper, method.finite),
     )
     trainings = []
-    for spec in method.needs():
+    needed = method.needs()
+    members = sorted({spec.member for spec in needed})
+    for spec in needed:
         lane_seed = derive_seed(seed, "member", spec.member)
         key = training_key(config, task.spec.kind, task.fingerprint, lane_seed, spec.identity)
         label = f"seed {seed}, member {spec.member}"
-        trainings.append(Training(task, lane_seed, key, label, spec.trained, spec.rework))
+        given = experiment.given[members.index(spec.member)] if experiment.given else None
+        trainings.append(Training(task, lane_seed, key, label, spec.trained, spec.rework, given))
     return Work(experiment, cell, task, trainings)
 
 
@@ -121,7 +124,7 @@ def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment,
     changes = budgets.remembered(kept) if limit is not None else None
     if changes is None:
         plan = _workplan(experiment, session)
-        needed = [t for w in works for t in w.trainings if t.trained]
+        needed = [t for w in works for t in w.trainings if t.trained and t.given is None]
         missing = [Lane(t.task, t.lane_seed, t.key) for t in needed if not plan.cache.has(t.key)]
         others = [_other_points(w) for w in works]
         scored = [len(w.task.test) + sum(n) for w, n in zip(works, others, strict=True)]

@@ -36,13 +36,17 @@ class Session:
 
 @dataclass
 class Work:
-    """One cell on its way: its experiment (with the cell's own seed), task and needed trainings."""
+    """One cell on its way: its experiment (with the cell's own seed), task and needed trainings.
+
+    `seconds` by stage and `notes` for the reader are gathered on the way.
+    """
 
     experiment: Experiment
     cell: Cell
     task: Task
     trainings: list[Training]
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def effective_config(self) -> dict[str, Any]:
         """The flattened configuration without settings that cannot matter here (a rule or number of draws not used)."""

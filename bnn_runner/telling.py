@@ -22,14 +22,19 @@ def describe(work: Work, session: Session) -> None:
     count = len(work.trainings)
     networks = "" if count == 1 else f" ({count} trained networks)"
     schedule = experiment.schedule
+    trained = f"{schedule.epochs} epochs of {schedule.optimizer}"
+    if experiment.given:
+        trained = f"weights from {', '.join(g.path.name for g in experiment.given)}"
     say(
-        f"model={work.cell.model} method={work.cell.method}{networks}: "
-        f"{schedule.epochs} epochs of {schedule.optimizer}, device {session.device.type}, {session.threads} threads"
+        f"model={work.cell.model} method={work.cell.method}{networks}: {trained}, "
+        f"device {session.device.type}, {session.threads} threads"
     )
     precisions = getattr(experiment.prior, "precision", None)
     if precisions is not None:
         decay = precisions / max(len(task.train), 1)
         say(f"prior={experiment.choices.get('prior')} precision {precisions:g}: weight decay {decay:.3g}")
+        if experiment.given:
+            say("  (a network trained with weight decay d on these points has prior.precision = d × their number)")
 
 
 def show_scores(work: Work, session: Session) -> None:

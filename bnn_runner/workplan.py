@@ -15,6 +15,7 @@ import torch
 
 from bnn_runner.base import Network, Task
 from bnn_runner.cache import NetworkCache
+from bnn_runner.given import GivenWeights, given_network
 from bnn_runner.keys import digest
 from bnn_runner.lease import Lease
 from bnn_runner.rework import Rework
@@ -25,7 +26,7 @@ from bnn_runner.training_state import Lane, Recipe
 
 @dataclass(frozen=True)
 class Training:
-    """One network that a run needs; one that is not `trained` is wanted as it starts."""
+    """One network that a run needs: trained here, not `trained` (wanted as it starts), or `given` from elsewhere."""
 
     task: Task
     lane_seed: int
@@ -33,6 +34,7 @@ class Training:
     label: str
     trained: bool = True
     rework: Rework | None = None
+    given: GivenWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,11 @@ class Workplan:
     def train_missing(self, trainings: Sequence[Training]) -> dict[str, str]:
         """Train what the cache lacks. Returns {key: reason} of those that diverged; the others are in the cache."""
         failed: dict[str, str] = {}
-        trainings = [t for t in trainings if t.trained]
+        given = {t.given.path: t for t in trainings if t.given is not None}
+        if given:
+            names = ", ".join(path.name for path in given)
+            self.say(f"trained networks: {len(given)} given ({names}), nothing to train")
+        trainings = [t for t in trainings if t.trained and t.given is None]
         missing = self._missing(trainings)
         have = len({t.key for t in trainings}) - len(missing)
         if have:
@@ -63,13 +69,17 @@ class Workplan:
         return failed
 
     def load(self, training: Training) -> Network | None:
-        """A trained network out of the cache, or one that is wanted untrained as it starts."""
-        if not training.trained:
+        """A trained network out of the cache, one that is given, or one that is wanted untrained as it starts."""
+        if not training.trained and training.given is None:
             return self._group([training]).network(0)
         with global_stream(0, "skeleton"):
             recipe = replace(self.recipe, rework=training.rework)
             module = recipe.build(training.task.spec).to(self.device, self.recipe.dtype)
-        return self.cache.load(training.key, module, self.device, self.recipe.dtype)
+        network = self.cache.load(training.key, module, self.device, self.recipe.dtype)
+        if network is None and training.given is not None:
+            network = given_network(module, training.given, recipe, training.task, training.key)
+            self.cache.store(network)
+        return network
 
     def _missing(self, trainings: Sequence[Training]) -> list[Training]:
         """Each key once; an entry counts only if it can be read."""

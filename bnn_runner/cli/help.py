@@ -63,14 +63,15 @@ def settings_lines(catalogue: Catalogue) -> list[tuple[str, str, str]]:
     """(key, default, meaning) of the top-level keys; the meaning is the comment behind the key in config.yaml."""
     found = []
     parent = ""
+    tree = catalogue.base | catalogue.shared
     for line in (catalogue.dirs[0] / "config.yaml").read_text(encoding="utf-8").splitlines():
         match = re.match(r"( *)([a-z_]+):(?:\s+([^#]+?))?\s*(?:#\s*(.*))?$", line)
         if match is None:
             continue
         indent, key, value, comment = match.groups()
         parent = parent if indent else key
-        if parent not in catalogue.base or value is None:
+        if parent not in tree or value is None:
             continue
-        shown = value.strip() if not indent else to_text(catalogue.base[parent][key])
+        shown = value.strip() if not indent else to_text(tree[parent][key])
         found.append((f"{parent}.{key}" if indent else key, shown, comment or ""))
     return found

@@ -26,12 +26,17 @@ def choices(group: str) -> list[str]:
 
 
 METHODS, MODELS = choices("method"), choices("model")
+STAND_INS = {"module": "tests.contract.own_networks.SmallConv"}
+"""For choices that leave their class to the user: one that a user might have."""
 
 
 def make(group: str, name: str, **changes: Any) -> Any:
     """The object that a YAML describes, some fields changed."""
     node = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
-    return build(node | {k: v for k, v in changes.items() if k in node}, where=group, what=f"{group}={name}")
+    node |= {k: v for k, v in changes.items() if k in node}
+    if node["_target_"] is None:
+        node["_target_"] = STAND_INS[name]
+    return build(node, allow=["tests"], where=group, what=f"{group}={name}")
 
 
 def small_model(name: str) -> Model:
