@@ -165,12 +165,12 @@ def test_a_posterior_on_a_plain_network_in_one_command(here: Path, capsys: pytes
     network = trained()
     torch.save(network.state_dict(), here / "mine.pt")
     words = [*SMALL, *OWN, "figures=false", "model.weights=mine.pt", "prior.precision=0.5"]
-    assert run(["-m", *words, "method=map,laplace_last_layer,laplace_kfac"]) == 0
+    assert run(["-m", *words, "method=map,laplace_last_layer,laplace_kfac,mc_dropout"]) == 0
     told = capsys.readouterr().out
     assert "trained networks: 1 given (mine.pt), nothing to train" in told
     assert re.search(r"train accuracy (0\.9|1\.0)", told), told
     made = cells(here)
-    assert made.keys() == {"map", "laplace_last_layer", "laplace_kfac"}
+    assert made.keys() == {"map", "laplace_last_layer", "laplace_kfac", "mc_dropout"}
     facts = json.loads((made["laplace_kfac"] / "cell.json").read_text())
     assert (made["map"] / "history.csv").read_text() == "member\n", "nothing was trained"
     [given] = facts["given"]
