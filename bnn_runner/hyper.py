@@ -21,16 +21,19 @@ from bnn_runner.errors import UserError, raise_all
 
 @dataclass(frozen=True)
 class PrecisionProblem:
-    """Precisions are one a parameter tensor, [T] float64.
+    """Precisions are one a group of weights (a parameter tensor, mostly), [T] float64.
 
     `evidence` is in nats, of precisions [T] or of one for all, [1]; `validation` is the mean
-    log-likelihood of the validation part for each of several precisions [T].
+    log-likelihood of the validation part for each of several precisions [T];
+    `effective_dimensions` are Tr_g H (H + Λ)⁻¹, [T], and `squares` ‖w*_g‖², [T].
     """
 
     names: tuple[str, ...]
     start: Tensor
     evidence: Callable[[Tensor], Tensor]
     validation: Callable[[Sequence[Tensor]], list[float]]
+    effective_dimensions: Callable[[Tensor], Tensor]
+    squares: Tensor
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Grid:
 class Evidence:
     """The largest log marginal likelihood, by BFGS in log λ (MacKay 1992; Immer et al. 2021).
 
-    family=isotropic: one λ; layerwise: one a parameter tensor. A λ that runs to `low` or `high`, or
+    family=isotropic: one λ; layerwise: one a group of weights. A λ that runs to `low` or `high`, or
     a search that meets a value that is not finite, says so and keeps its start value.
     """
 
@@ -124,19 +127,10 @@ class Evidence:
     needs_validation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        problems = []
-        if not 0 < 4 * self.low <= self.high < math.inf:
-            problems.append(
-                f"hyper.low={self.low} and hyper.high={self.high} leave no room. They need 0 < 4 low <= high."
-            )
-        if self.steps < 1:
-            problems.append(f"hyper.steps={self.steps} searches nothing. It must be 1 or more.")
-        raise_all(problems)
+        raise_all(_range_problems(self.low, self.high, self.steps))
 
     def choose(self, problem: PrecisionProblem) -> Choice:
-        # On a bound the gradient vanishes, so the search starts inside.
-        inside = self.low * 2, max(self.low * 2, self.high / 2)
-        start = torch.where(problem.start > 0, problem.start, torch.ones_like(problem.start)).clamp(*inside)
+        start = _inside(problem.start, self.low, self.high)
         count = 1 if self.family == "isotropic" else len(start)
         initial = start.log().mean().reshape(1) if self.family == "isotropic" else start.log()
         free = torch.ones(count, dtype=torch.bool)
@@ -170,3 +164,80 @@ class Evidence:
             )
         report = {"hyper_status": status, "hyper_iterations": iterations, "hyper_gradient": gradient}
         return Choice(logs.exp().expand(len(start)).clone(), report, tuple(notes))
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """MacKay's re-estimation λ_g ← γ_g / ‖w*_g‖² with γ_g = Tr_g H (H + Λ)⁻¹, until no λ moves (MacKay 1992, §2.4).
+
+    Where it settles the derivative of the evidence in every log λ_g, ½ (γ_g − λ_g ‖w*_g‖²), is zero, so it is
+    a stationary point of what `Evidence` climbs. family as there. A λ that runs to `low` or `high`,
+    or meets a value that is not finite, says so and keeps its start value.
+    """
+
+    family: Literal["isotropic", "layerwise"] = "isotropic"
+    steps: int = 200
+    tolerance: float = 1e-6
+    low: float = 1e-6
+    high: float = 1e8
+    needs_validation: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        problems = _range_problems(self.low, self.high, self.steps)
+        if not 0 < self.tolerance < 1:
+            problems.append(
+                f"hyper.tolerance={self.tolerance} is no change of a logarithm. It must be between 0 and 1."
+            )
+        raise_all(problems)
+
+    def choose(self, problem: PrecisionProblem) -> Choice:
+        start = _inside(problem.start, self.low, self.high)
+        tied = self.family == "isotropic"
+        precisions = start.log().mean().exp().expand_as(start).clone() if tied else start.clone()
+        initial, free, notes = precisions.clone(), torch.ones(len(start), dtype=torch.bool), []
+        change, iteration = math.inf, 0
+        while iteration < self.steps and change > self.tolerance and bool(free.any()):
+            iteration += 1
+            dimensions, squares = problem.effective_dimensions(precisions), problem.squares
+            if tied:
+                dimensions, squares = dimensions.sum().expand_as(start), squares.sum().expand_as(start)
+            moved = torch.where(free, dimensions / squares, precisions)
+            if bool((moved[free] != moved[free]).any()):
+                report = {"hyper_status": "diverged", "hyper_iterations": iteration}
+                note = "hyper=fixed_point: a precision became NaN; every precision keeps its start value"
+                return Choice(initial, report, (note,))
+            stuck = free & ((moved <= self.low) | (moved >= self.high))
+            if bool(stuck.any()):
+                which = "all weights" if tied else ", ".join(n for n, s in zip(problem.names, stuck, strict=True) if s)
+                notes.append(f"hyper=fixed_point: the precision of {which} ran to a bound and keeps its start value")
+                free &= ~stuck
+                moved = torch.where(stuck, initial, moved)
+            change = float((moved / precisions).log().abs().max())
+            precisions = moved
+        gradient = 0.5 * (problem.effective_dimensions(precisions) - precisions * problem.squares)
+        gradient = gradient.sum().reshape(1) if tied else gradient
+        largest = float(gradient[free[: len(gradient)]].abs().max()) if bool(free.any()) else 0.0
+        status = "at bound" if notes else ("converged" if change <= self.tolerance else "not converged")
+        if change > self.tolerance and bool(free.any()):
+            notes.append(
+                f"hyper=fixed_point: the precisions still move by {change:.2g} of a logarithm after {iteration} steps;"
+                " raise hyper.steps"
+            )
+        report = {"hyper_status": status, "hyper_iterations": iteration, "hyper_gradient": largest}
+        return Choice(precisions, report, tuple(notes))
+
+
+def _range_problems(low: float, high: float, steps: int) -> list[str]:
+    """What is wrong with the bounds and the length of a search."""
+    problems = []
+    if not 0 < 4 * low <= high < math.inf:
+        problems.append(f"hyper.low={low} and hyper.high={high} leave no room. They need 0 < 4 low <= high.")
+    if steps < 1:
+        problems.append(f"hyper.steps={steps} searches nothing. It must be 1 or more.")
+    return problems
+
+
+def _inside(start: Tensor, low: float, high: float) -> Tensor:
+    """Start values well inside the bounds, where a gradient or a step can still move them; 1 for a prior of 0."""
+    inside = low * 2, max(low * 2, high / 2)
+    return torch.where(start > 0, start, torch.ones_like(start)).clamp(*inside)

@@ -1,38 +1,37 @@
-"""Block-diagonal curvature: one block for each parameter tensor (KFAC, diagonal).
+"""Block-diagonal curvature: a block for each group of parameter tensors (KFAC, diagonal, block by layer).
 
 A block knows its eigenvalues, so that the evidence and its gradient in the prior precision cost
-O(P), and with a precision λ it is a Gaussian N(0, (H_t + λI)⁻¹).
+O(P), and with a precision λ it is a Gaussian N(0, (H_g + λI)⁻¹).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bnn_runner.linearised.algebra import Repairs, checked, eigh, wide
-from bnn_runner.linearised.jacobians import BatchJacobians, Factored, Jacobians, TensorJacobian
+from bnn_runner.linearised.groups import Group
+from bnn_runner.linearised.jacobians import BatchJacobians, Factored, TensorJacobian
 from bnn_runner.streams import generator
 
 
 class Block(Protocol):
-    """Curvature of one tensor in its eigenbasis."""
+    """Curvature of one group of weights in its eigenbasis."""
 
     @property
     def spectrum(self) -> Tensor:
-        """Eigenvalues [P_t], float64."""
+        """Eigenvalues [P_g], float64."""
         ...
 
     def sample(self, z: Tensor, precision: float) -> Tensor:
-        """Standard normals [S, P_t] to draws of N(0, (H_t + λI)⁻¹)."""
+        """Standard normals [S, P_g] to draws of N(0, (H_g + λI)⁻¹)."""
         ...
 
     def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
-        """[B, C, P_t] whose products over the last axis are the block's part of J Σ Jᵀ."""
+        """[B, C, P_g] whose products over the last axis are the block's part of J Σ Jᵀ."""
         ...
 
     def covariance(self, jacobian: TensorJacobian, precision: float) -> Tensor:
@@ -45,7 +44,7 @@ def outer(half: Tensor) -> Tensor:
     return half @ half.mT
 
 
-def _one_position(jacobian: TensorJacobian) -> tuple[Tensor, Tensor] | None:
+def one_position(jacobian: TensorJacobian) -> tuple[Tensor, Tensor] | None:
     """Inputs [B, d] and derivatives [B, C, o] of a factored Jacobian with T = 1; None for any other."""
     if isinstance(jacobian, Factored) and jacobian.inputs.shape[-1] == 1:
         return jacobian.inputs[..., 0], jacobian.grads[..., 0]
@@ -59,7 +58,7 @@ def _weighted(grads: Tensor, weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DiagonalBlock:
-    """H_t = diag(h)."""
+    """H_g = diag(h)."""
 
     diagonal: Tensor
 
@@ -75,7 +74,7 @@ class DiagonalBlock:
         return dense * (self.diagonal + precision).rsqrt().to(dense)
 
     def covariance(self, jacobian: TensorJacobian, precision: float) -> Tensor:
-        if (pair := _one_position(jacobian)) is not None:
+        if (pair := one_position(jacobian)) is not None:
             a, g = pair
             variance = (self.diagonal + precision).reciprocal().to(a).reshape(g.shape[-1], -1)
             return _weighted(g, a.square() @ variance.T)
@@ -84,43 +83,41 @@ class DiagonalBlock:
 
 @dataclass(frozen=True)
 class KroneckerBlock:
-    """H_t = G ⊗ A for a weight [o, d]: eigenvalues g_i a_j in the basis Q_G ⊗ Q_A."""
+    """Curvature of a weight [o, d] in the basis Q_G ⊗ Q_A; eigenvalues `spectrum` [o·d], those of G ⊗ A in KFAC."""
 
-    values_a: Tensor
     vectors_a: Tensor
-    values_g: Tensor
     vectors_g: Tensor
-
-    @cached_property
-    def spectrum(self) -> Tensor:
-        return torch.outer(self.values_g, self.values_a).reshape(-1)
+    spectrum: Tensor
 
     def _scale(self, precision: float) -> Tensor:
-        return (self.spectrum + precision).rsqrt().reshape(len(self.values_g), -1)
+        return (self.spectrum + precision).rsqrt().reshape(len(self.vectors_g), -1)
 
     def sample(self, z: Tensor, precision: float) -> Tensor:
-        o, d = len(self.values_g), len(self.values_a)
+        o, d = len(self.vectors_g), len(self.vectors_a)
         scaled = z.reshape(-1, o, d) * self._scale(precision).to(z)
         return (self.vectors_g.to(z) @ scaled @ self.vectors_a.to(z).T).reshape(len(z), -1)
 
     def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
-        assert isinstance(jacobian, Factored), "a Kronecker block belongs to a weight matrix"
-        b, c, o, t = jacobian.grads.shape
-        if t < len(self.values_a):
-            dense = self._rotated(jacobian).dense().reshape(b * c, o, -1)
-        else:  # fewer numbers in the Jacobian than in the positions it sums over
-            plain = jacobian.dense().reshape(b * c, o, -1)
+        o = len(self.vectors_g)
+        if isinstance(jacobian, Factored) and jacobian.inputs.shape[-1] < len(self.vectors_a):
+            b, c = jacobian.grads.shape[:2]
+            dense = self.rotated(jacobian).dense().reshape(b * c, o, -1)
+        else:  # dense already, or fewer numbers in the Jacobian than in the positions it sums over
+            plain = jacobian.dense()
+            b, c = plain.shape[:2]
+            plain = plain.reshape(b * c, o, -1)
             dense = self.vectors_g.to(plain).T @ plain @ self.vectors_a.to(plain)
         return (dense * self._scale(precision).to(dense)).reshape(b, c, -1)
 
-    def _rotated(self, jacobian: Factored) -> Factored:
+    def rotated(self, jacobian: Factored) -> Factored:
+        """The Jacobian in the block's basis."""
         a, g = jacobian.inputs, jacobian.grads
         return Factored(self.vectors_a.to(a).T @ a, self.vectors_g.to(g).T @ g)
 
     def covariance(self, jacobian: TensorJacobian, precision: float) -> Tensor:
-        if _one_position(jacobian) is not None:
+        if one_position(jacobian) is not None:
             assert isinstance(jacobian, Factored)
-            rotated = self._rotated(jacobian)
+            rotated = self.rotated(jacobian)
             a, g = rotated.inputs[..., 0], rotated.grads[..., 0]
             return _weighted(g, a.square() @ self._scale(precision).square().to(a).T)
         return outer(self.half(jacobian, precision))
@@ -128,7 +125,7 @@ class KroneckerBlock:
 
 @dataclass(frozen=True)
 class FullBlock:
-    """H_t whole, in its eigenbasis; for the small tensors (biases, norm scales and shifts)."""
+    """H_g whole, in its eigenbasis; for the small tensors (biases, norm scales and shifts)."""
 
     values: Tensor
     vectors: Tensor
@@ -150,10 +147,11 @@ class FullBlock:
 
 @dataclass(frozen=True)
 class BlockGaussian:
-    """N(0, Σ) over the weights of the basis, block by block; `precisions` is one λ a tensor."""
+    """N(0, Σ) over the weights of the basis, block by block; `precisions` is one λ a group."""
 
-    blocks: dict[str, Block]
-    sizes: dict[str, int]
+    groups: tuple[Group, ...]
+    blocks: tuple[Block, ...]
+    sizes: Mapping[str, int]
     precisions: tuple[float, ...]
     dtype: torch.dtype
     device: torch.device
@@ -167,119 +165,51 @@ class BlockGaussian:
                 for s in range(start, stop)
             ]
         )
-        parts = z.to(self.device, self.dtype).split(list(self.sizes.values()), dim=1)
+        parts = z.to(self.device, self.dtype).split([g.size(self.sizes) for g in self.groups], dim=1)
         moved = [
-            block.sample(part, lam)
-            for block, part, lam in zip(self.blocks.values(), parts, self.precisions, strict=True)
+            group.unpacked(block.sample(part, lam), self.sizes)
+            for group, block, part, lam in zip(self.groups, self.blocks, parts, self.precisions, strict=True)
         ]
         return torch.cat(moved, dim=1)
 
     def covariance(self, jacobians: BatchJacobians) -> Tensor:
         """J Σ Jᵀ at each point, [B, C, C]."""
         parts = [
-            self.blocks[name].covariance(j, lam)
-            for (name, j), lam in zip(jacobians.tensors.items(), self.precisions, strict=True)
+            block.covariance(group.jacobian(jacobians.tensors), lam)
+            for group, block, lam in zip(self.groups, self.blocks, self.precisions, strict=True)
         ]
         return torch.stack(parts).sum(0)
 
     def half(self, jacobians: BatchJacobians) -> Tensor:
         """[B, C, P] whose products over the last axis are J Σ Jᵀ, across points too."""
         parts = [
-            self.blocks[name].half(j, lam)
-            for (name, j), lam in zip(jacobians.tensors.items(), self.precisions, strict=True)
+            block.half(group.jacobian(jacobians.tensors), lam)
+            for group, block, lam in zip(self.groups, self.blocks, self.precisions, strict=True)
         ]
         return torch.cat(parts, dim=-1)
 
 
 @dataclass(frozen=True)
 class BlockCurvature:
-    """H = blockdiag(H_t), fitted."""
+    """H = blockdiag(H_g), fitted; one block for each group [T]."""
 
-    blocks: dict[str, Block]
-    sizes: dict[str, int]
+    groups: tuple[Group, ...]
+    blocks: tuple[Block, ...]
+    sizes: Mapping[str, int]
     dtype: torch.dtype
     device: torch.device
 
     def log_det_ratio(self, precisions: Tensor) -> Tensor:
-        """Log det(H + Λ) − log det Λ for one precision [1] or one a tensor [T], float64, differentiable. O(P)."""
-        each = precisions.to(next(iter(self.blocks.values())).spectrum.device).expand(len(self.blocks))
-        parts = [torch.log1p(b.spectrum / lam).sum() for b, lam in zip(self.blocks.values(), each, strict=True)]
+        """Log det(H + Λ) − log det Λ for one precision [1] or one a group [T], float64, differentiable. O(P)."""
+        each = precisions.to(self.blocks[0].spectrum.device).expand(len(self.blocks))
+        parts = [torch.log1p(b.spectrum / lam).sum() for b, lam in zip(self.blocks, each, strict=True)]
         return torch.stack(parts).sum()
 
-    def effective_dimension(self, precisions: Tensor) -> float:
-        """Tr H (H + Λ)⁻¹."""
-        parts = [
-            (b.spectrum / (b.spectrum + lam)).sum()
-            for b, lam in zip(self.blocks.values(), precisions.tolist(), strict=True)
-        ]
-        return float(torch.stack(parts).sum())
+    def effective_dimensions(self, precisions: Tensor) -> Tensor:
+        """Tr_g H (H + Λ)⁻¹ of each group, [T], for one precision [1] or one a group [T]."""
+        each = precisions.tolist() * (len(self.blocks) if len(precisions) == 1 else 1)
+        parts = [(b.spectrum / (b.spectrum + lam)).sum() for b, lam in zip(self.blocks, each, strict=True)]
+        return torch.stack(parts).cpu()
 
     def gaussian(self, precisions: Tensor) -> BlockGaussian:
-        return BlockGaussian(self.blocks, self.sizes, tuple(precisions.tolist()), self.dtype, self.device)
-
-
-def fit_diagonal(jacobians: Jacobians, batches: Iterator[BatchJacobians]) -> BlockCurvature:
-    """The diagonal of the GGN, H_jj = Σ_n Σ_c (Rᵀ J)²_cj, exact. Cost: a batch of dense Jacobians each."""
-    sums: dict[str, Tensor] = {}
-    for batch in batches:
-        for name, j in batch.tensors.items():
-            if (pair := _one_position(j)) is not None:
-                a, g = pair
-                part = (g.square().sum(1).T @ a.square()).reshape(-1)
-            else:
-                part = j.dense().square().sum((0, 1))
-            sums[name] = sums.get(name, 0) + wide(part)
-    blocks: dict[str, Block] = {name: DiagonalBlock(checked(sums[name], name)) for name in jacobians.names}
-    return _curvature(jacobians, blocks)
-
-
-def fit_kfac(jacobians: Jacobians, batches: Iterator[BatchJacobians], repairs: Repairs) -> BlockCurvature:
-    """KFAC in its expand form (Martens & Grosse 2015; Grosse & Martens 2016; Eschenhagen et al. 2023).
-
-    A weight at T positions: A = (1/NT) Σ a aᵀ, G = Σ_n Σ_t g B gᵀ over the whole training set, H ≈ G ⊗ A. Its
-    bias has the block G. Norm scales and shifts have their exact block; a tensor of any other
-    module has its exact diagonal.
-    """
-    factors_a: dict[str, Tensor] = {}
-    factors_g: dict[str, Tensor] = {}
-    exact: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
-    for batch in batches:
-        for name, j in batch.tensors.items():
-            if isinstance(j, Factored):
-                factors_a[name] = factors_a.get(name, 0) + wide(_gram(j.inputs))
-                factors_g[name] = factors_g.get(name, 0) + wide(_gram(j.grads.flatten(0, 1)))
-                counts[name] = counts.get(name, 0) + j.inputs.shape[0] * j.inputs.shape[2]
-                continue
-            weight = name.removesuffix("bias") + "weight"
-            if name.endswith("bias") and weight in factors_g:
-                continue  # its block is the weight's output factor
-            rows = j.dense().flatten(0, 1)
-            if jacobians.rule(name) == "general":
-                exact[name] = exact.get(name, 0) + wide(rows.square().sum(0))
-            else:
-                exact[name] = exact.get(name, 0) + wide(rows.T @ rows)
-    blocks: dict[str, Block] = {}
-    for name in jacobians.names:
-        if name in factors_a:
-            eig_a = eigh(factors_a[name] / counts[name], f"{name} (input factor)", repairs)
-            eig_g = eigh(factors_g[name], f"{name} (output factor)", repairs)
-            blocks[name] = KroneckerBlock(*eig_a, *eig_g)
-        elif name.endswith("bias") and (factor := factors_g.get(name.removesuffix("bias") + "weight")) is not None:
-            blocks[name] = FullBlock(*eigh(factor, name, repairs))
-        elif jacobians.rule(name) == "general":
-            blocks[name] = DiagonalBlock(checked(exact[name], name))
-        else:
-            blocks[name] = FullBlock(*eigh(exact[name], name, repairs))
-    return _curvature(jacobians, blocks)
-
-
-def _gram(values: Tensor) -> Tensor:
-    """Σ_b Σ_t v v' of [B, n, T]: [n, n], as one product of long rows."""
-    rows = values.transpose(0, 1).flatten(1)
-    return rows @ rows.T
-
-
-def _curvature(jacobians: Jacobians, blocks: dict[str, Block]) -> BlockCurvature:
-    sample = jacobians.network.parameters[jacobians.names[0]]
-    return BlockCurvature(blocks, jacobians.sizes(), sample.dtype, sample.device)
+        return BlockGaussian(self.groups, self.blocks, self.sizes, tuple(precisions.tolist()), self.dtype, self.device)

@@ -11,15 +11,21 @@ from torch import Tensor
 from bnn_runner.base import Network, Task
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.linearised.algebra import wide
+from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.predictives import gaussian_log_prob, probit_log_probs, variances
 
 
 class Curvature(Protocol):
-    """What the evidence needs of a fitted GGN."""
+    """What the evidence and the rules need of a fitted curvature, whose T groups each have a precision."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]: ...
 
     def log_det_ratio(self, precisions: Tensor) -> Tensor: ...
+
+    def effective_dimensions(self, precisions: Tensor) -> Tensor: ...
 
     def gaussian(self, precisions: Tensor) -> WeightGaussian: ...
 
@@ -34,13 +40,19 @@ def log_likelihood(task: Task, network: Network, batch_size: int = 1024) -> floa
     return total - len(task.train) * float(wide(task.target_scale).log().sum())
 
 
-def log_evidence(loglik: float, weights: Sequence[Tensor], curvature: Curvature, precisions: Tensor) -> Tensor:
+def squared_norms(network: Network, groups: Sequence[Group]) -> Tensor:
+    """‖w*_g‖² of each group, [T] float64."""
+    return torch.stack(
+        [torch.stack([wide(network.parameters[n]).square().sum() for n in g.members]).sum() for g in groups]
+    ).cpu()
+
+
+def log_evidence(loglik: float, squares: Tensor, curvature: Curvature, precisions: Tensor) -> Tensor:
     """Log p(D) ≈ log p(D | w*) − ½ [w*ᵀΛw* + log det(H + Λ) − log det Λ], nats (MacKay 1992; Immer et al. 2021).
 
-    `precisions` is one λ [1] or one a tensor [T] of the basis; differentiable in it. Weights held
-    at MAP have no part in it.
+    `precisions` is one λ [1] or one a group [T] of the basis, differentiable in it; `squares` [T] are
+    ‖w*_g‖². Weights held at MAP have no part in it.
     """
-    squares = torch.stack([wide(w).square().sum() for w in weights]).cpu()
     penalty = (precisions.cpu().expand(len(squares)) * squares).sum()
     return loglik - 0.5 * (penalty + curvature.log_det_ratio(precisions).cpu())
 

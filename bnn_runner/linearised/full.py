@@ -17,6 +17,7 @@ from torch import Tensor
 from bnn_runner.errors import RunFailed
 from bnn_runner.linearised.algebra import Repairs, checked, cholesky, eigh, log_det, wide
 from bnn_runner.linearised.blocks import outer
+from bnn_runner.linearised.groups import Group, each_tensor
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.streams import generator
 
@@ -128,10 +129,15 @@ class FullCurvature:
         identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
         return log_det(cholesky(matrix + identity, "the full curvature", self.repairs))
 
-    def effective_dimension(self, precisions: Tensor) -> float:
-        """Tr H (H + Λ)⁻¹."""
-        values = self.gaussian(precisions).values
-        return float((values / (1 + values)).sum())
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return each_tensor(tuple(self.sizes))
+
+    def effective_dimensions(self, precisions: Tensor) -> Tensor:
+        """Tr_g H (H + Λ)⁻¹ = Σ_{j in g} Σ_i V_ji² s_i/(1 + s_i) of each tensor, [T]; V, s of Λ^{-½} H Λ^{-½}."""
+        gaussian = self.gaussian(precisions.expand(len(self.sizes)))
+        each = gaussian.vectors.square() @ (gaussian.values / (1 + gaussian.values))
+        return torch.stack([part.sum() for part in each.split(list(self.sizes.values()))]).cpu()
 
     def gaussian(self, precisions: Tensor) -> FullGaussian:
         scale = self._expand(precisions).rsqrt()

@@ -1,8 +1,8 @@
-"""Linearised Laplace (MacKay 1992; Khan et al. 2019; Immer et al. 2021; Daxberger et al. 2021)."""
+"""Linearised Laplace: a Gaussian over the weights at the MAP network, seen through the tangent model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -10,36 +10,64 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from bnn_runner.base import FitContext, Network, Predictive, Task, TaskSpec, TrainingSpec
-from bnn_runner.errors import RunFailed
+from bnn_runner.errors import RunFailed, raise_all
 from bnn_runner.hyper import HyperRule, PrecisionProblem
 from bnn_runner.linearised.algebra import Repairs
-from bnn_runner.linearised.blocks import BlockCurvature, fit_diagonal, fit_kfac
-from bnn_runner.linearised.evidence import log_evidence, log_likelihood, validation_logliks
-from bnn_runner.linearised.full import FullCurvature, bytes_needed, fit_full
-from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.linearised.evidence import log_evidence, log_likelihood, squared_norms, validation_logliks
+from bnn_runner.linearised.full import bytes_needed
+from bnn_runner.linearised.jacobians import Jacobians
+from bnn_runner.linearised.newton import newton_decrement
+from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
 from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace, last_layer_names
+from bnn_runner.linearised.structures import Fit, Structure, rule_of
 from bnn_runner.modes import true_float32
 
 FULL_UP_TO = 3000
+DECREMENT_NATS = 1.0
 
 
 @dataclass(frozen=True)
 class Laplace:
-    """Gaussian posterior N(w*, (H + Λ)⁻¹) with H the GGN at the MAP weights.
+    """Gaussian posterior N(w*, (H + Λ)⁻¹) with H a curvature at the MAP weights.
 
-    structure: full, kfac, diag, or auto (full where its smaller side has at most 3,000 rows, else
-    kfac). weights: all or last_layer; the rest stay at their MAP values. norm: scale and shift of
-    norm layers have a block of their own, or are held at MAP. predictive: draws of the tangent
+    structure: full, block (one exact block a layer), kfac, ekfac, diag, or auto (full where its
+    smaller side has at most 3,000 rows, else kfac). curvature: ggn (exact), mc_fisher (with
+    `fisher_samples` sampled targets a point) or empirical_fisher. sharing: how Kronecker factors
+    treat the positions of a convolution, expand or reduce. bias: separate blocks, or joint with the
+    weight's Kronecker factors. weights: all or last_layer; the rest stay at their MAP values. norm: scale and
+    shift of norm layers have a block of their own, or are held at MAP. predict: draws of the tangent
     model; closed_form (exact Gaussian; probit for classes); bridge (classes); network (draws
     through the network itself, for comparison).
     """
 
-    structure: Literal["auto", "full", "kfac", "diag"] = "auto"
+    structure: Structure | Literal["auto"] = "auto"
+    curvature: Kind = "ggn"
+    fisher_samples: int = 1
+    sharing: Literal["expand", "reduce"] = "expand"
+    bias: Literal["separate", "joint"] = "separate"
     weights: Literal["all", "last_layer"] = "all"
     norm: Literal["block", "map"] = "block"
     predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.fisher_samples < 1:
+            problems.append(f"method.fisher_samples={self.fisher_samples} samples nothing. It must be 1 or more.")
+        if self.fisher_samples > 1 and self.curvature != "mc_fisher":
+            problems.append(
+                f"method.fisher_samples={self.fisher_samples} would be ignored under method.curvature={self.curvature}."
+                " Use method.curvature=mc_fisher with it, or drop it."
+            )
+        if self.structure in ("full", "block", "diag"):
+            problems += [
+                f"method.{key}={value} would be ignored under method.structure={self.structure}. It is about Kronecker "
+                "factors. Use method.structure=kfac or ekfac with it, or drop it."
+                for key, value, default in (("sharing", self.sharing, "expand"), ("bias", self.bias, "separate"))
+                if value != default
+            ]
+        raise_all(problems)
 
     @property
     def predictive(self) -> Predictive:
@@ -75,42 +103,61 @@ class Laplace:
         jacobians.learn_shapes(task.train.gather(torch.arange(1))[0])
         repairs = Repairs()
         structure = self._structure(task, jacobians)
-        curvature = self._curvature(structure, task, jacobians, repairs, context)
-        for name in names:
-            treatment[name] = _rule(structure, jacobians, name)
+        curvature = Fit(
+            task,
+            jacobians,
+            OutputCurvature(self.curvature, self.fisher_samples, context.seed),
+            self.sharing,
+            self.bias == "joint",
+            repairs,
+            context.progress,
+        )(structure)
+        for group in curvature.groups:
+            treatment |= dict.fromkeys(group.members, rule_of(structure, jacobians, group))
 
         loglik = log_likelihood(task, network)
-        weights = [network.parameters[n] for n in names]
-        start = torch.tensor([network.prior_precision[n] for n in names], dtype=torch.float64)
-        evidence = partial(log_evidence, loglik, weights, curvature)
+        squares = squared_norms(network, curvature.groups)
+        evidence = partial(log_evidence, loglik, squares, curvature)
         assert context.hyper is not None
         problem = PrecisionProblem(
-            names=names,
-            start=start,
+            names=tuple(g.name for g in curvature.groups),
+            start=_start(network, curvature.groups),
             evidence=evidence,
             validation=partial(validation_logliks, task, jacobians, curvature),
+            effective_dimensions=curvature.effective_dimensions,
+            squares=squares,
         )
         with torch.enable_grad():
             choice = context.hyper.choose(problem)
-        precisions = choice.precisions
+        precisions, gaussian = choice.precisions, curvature.gaussian(choice.precisions)
+        decrement = newton_decrement(task, jacobians, curvature.groups, precisions, gaussian)
+        notes = list(choice.notes)
+        if decrement > DECREMENT_NATS:
+            notes.append(
+                f"the weights are {decrement:.2g} nats (Newton decrement) from the optimum of the log posterior under "
+                "the chosen precision: short training, another precision or normalisation layers do that. "
+                "The evidence is that of these weights"
+            )
         report: dict[str, Any] = {
             "structure": structure,
+            "output_curvature": self.curvature,
             "weights_in_basis": sum(jacobians.sizes().values()),
             "evidence_nats": float(evidence(precisions)),
             "evidence_over": "all weights" if self.weights == "all" else "last-layer weights",
             "train_loglik_nats": loglik,
-            "effective_dimension": curvature.effective_dimension(precisions),
+            "newton_decrement_nats": decrement,
+            "effective_dimension": float(curvature.effective_dimensions(precisions).sum()),
             "prior_precision": float(precisions[0]) if bool((precisions == precisions[0]).all()) else None,
             **choice.report,
             "repairs": dict(repairs),
-            "notes": list(choice.notes),
+            "notes": notes,
         }
         if report["prior_precision"] is None:
-            report["prior_precisions"] = dict(zip(names, precisions.tolist(), strict=True))
+            report["prior_precisions"] = dict(zip(problem.names, precisions.tolist(), strict=True))
         kind = NetworkLaplace if self.predict == "network" else LinearisedLaplace
         return kind(
             jacobians=jacobians,
-            gaussian=curvature.gaussian(precisions),
+            gaussian=gaussian,
             likelihood=network.likelihood,
             report=report,
             treatment=treatment,
@@ -134,50 +181,25 @@ class Laplace:
             )
         return names, treatment
 
-    def _structure(self, task: Task, jacobians: Jacobians) -> Literal["auto", "full", "kfac", "diag"]:
+    def _structure(self, task: Task, jacobians: Jacobians) -> Structure:
         if self.structure != "auto":
             return self.structure
-        size, rows = sum(jacobians.sizes().values()), len(task.train) * _directions(task)
+        size = sum(jacobians.sizes().values())
+        rows = len(task.train) * OutputCurvature(self.curvature, self.fisher_samples).columns(task)
         small = min(size, rows) <= FULL_UP_TO and bytes_needed(size, rows) < 2**30
         return "full" if small else "kfac"
 
-    def _curvature(
-        self, structure: str, task: Task, jacobians: Jacobians, repairs: Repairs, context: FitContext
-    ) -> BlockCurvature | FullCurvature:
-        batches = _batches(task, jacobians, context)
-        if structure == "full":
-            return fit_full(jacobians, batches, len(task.train) * _directions(task), repairs)
-        if structure == "kfac":
-            return fit_kfac(jacobians, batches, repairs)
-        return fit_diagonal(jacobians, batches)
 
-
-def _directions(task: Task) -> int:
-    """Columns of the curvature root: K − 1 for classes (the softmax curvature is singular), else K."""
-    return task.spec.num_outputs - (task.spec.kind == "classification")
-
-
-def _batches(task: Task, jacobians: Jacobians, context: FitContext) -> Iterator[BatchJacobians]:
-    """Jacobians over the clean training set in order, no point dropped."""
-    root = jacobians.network.likelihood.curvature_root
-    total, done = len(task.train), 0
-    for x, _ in task.train.batches(jacobians.batch_size(_directions(task))):
-        context.progress("curvature", done, total)
-        yield jacobians(x, root)
-        done += len(x)
-    context.progress("curvature", total, total)
-
-
-def _rule(structure: str, jacobians: Jacobians, name: str) -> str:
-    """How a tensor of the basis is treated, in words."""
-    if structure == "full":
-        return "full GGN"
-    if structure == "diag":
-        return "diagonal"
-    kinds = {
-        "matrix": "Kronecker factors",
-        "bias": "own block (output factor)",
-        "norm": "own block (exact)",
-        "general": "own diagonal (exact)",
-    }
-    return kinds[jacobians.rule(name)]
+def _start(network: Network, groups: Sequence[Any]) -> torch.Tensor:
+    """The training prior's precision of each group, [T] float64. Raises `RunFailed` where a group has several."""
+    start = []
+    for group in groups:
+        values = {network.prior_precision[name] for name in group.members}
+        if len(values) > 1:
+            raise RunFailed(
+                f"{group.name} is one block of the posterior and needs one prior precision, and its tensors have "
+                f"{sorted(values)}. Take prior=isotropic, or a structure with a block for each tensor "
+                "(method.structure=kfac method.bias=separate)."
+            )
+        start.append(values.pop())
+    return torch.tensor(start, dtype=torch.float64)

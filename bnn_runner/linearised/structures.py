@@ -1,0 +1,75 @@
+"""The curvature of a task in the structure asked for: which passes are made, and how each tensor is treated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from bnn_runner.base import Task
+from bnn_runner.linearised.algebra import Repairs
+from bnn_runner.linearised.block_fits import Sharing, fit_diagonal, fit_ekfac, fit_kfac, fit_layers
+from bnn_runner.linearised.blocks import BlockCurvature
+from bnn_runner.linearised.full import FullCurvature, fit_full
+from bnn_runner.linearised.groups import Group
+from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.linearised.output_curvature import OutputCurvature
+
+Structure = Literal["full", "block", "kfac", "ekfac", "diag"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit over the clean training set in order, no point dropped."""
+
+    task: Task
+    jacobians: Jacobians
+    output_curvature: OutputCurvature
+    sharing: Sharing
+    joint_bias: bool
+    repairs: Repairs
+    progress: Callable[[str, int, int], None]
+
+    def __call__(self, structure: Structure) -> BlockCurvature | FullCurvature:
+        if structure == "full":
+            rows = len(self.task.train) * self.output_curvature.columns(self.task)
+            return fit_full(self.jacobians, self.batches(), rows, self.repairs)
+        if structure == "block":
+            return fit_layers(self.jacobians, self.batches, self.repairs)
+        if structure == "diag":
+            return fit_diagonal(self.jacobians, self.batches)
+        fit = fit_kfac if structure == "kfac" else fit_ekfac
+        return fit(self.jacobians, self.batches, self.repairs, self.sharing, self.joint_bias)
+
+    def batches(self) -> Iterator[BatchJacobians]:
+        """One pass: Jacobians of Rᵀ f, batch after batch."""
+        curvature, likelihood = self.output_curvature, self.jacobians.network.likelihood
+        uniforms = curvature.uniforms(self.task)
+        total, done = len(self.task.train), 0
+        for x, y in self.task.train.batches(self.jacobians.batch_size(curvature.columns(self.task))):
+            self.progress("curvature", done, total)
+            assert y is not None
+            u = None if uniforms is None else uniforms[done : done + len(x)]
+            yield self.jacobians(x, partial(curvature.root, likelihood, y=y, uniforms=u))
+            done += len(x)
+        self.progress("curvature", total, total)
+
+
+def rule_of(structure: Structure, jacobians: Jacobians, group: Group) -> str:
+    """How the tensors of a group are treated, in words."""
+    if structure == "full":
+        return "full curvature"
+    if structure == "diag":
+        return "diagonal"
+    if structure == "block":
+        return "own block (exact, by layer)"
+    if group.homogeneous:
+        return "Kronecker factors, weight and bias together"
+    kinds = {
+        "matrix": "Kronecker factors",
+        "bias": "own block (output factor)",
+        "norm": "own block (exact)",
+        "general": "own diagonal (exact)",
+    }
+    return kinds[jacobians.rule(group.name)]
