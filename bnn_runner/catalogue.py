@@ -36,13 +36,17 @@ _Loader.add_implicit_resolver(
 
 
 def packaged_conf() -> Path:
-    """The folder of the built-in configuration: installed as bnn_runner.conf, or conf/ beside the package."""
+    """The folder of the built-in configuration: conf/ of this code's source tree, or as installed, bnn_runner.conf.
+
+    The source tree comes first: a checkout never runs with the configuration of another one that is installed.
+    """
+    tree = Path(__file__).resolve().parent.parent
+    places = [tree / "conf"] if (tree / "pyproject.toml").is_file() else []
     try:
         found = importlib.util.find_spec("bnn_runner.conf")
     except ModuleNotFoundError:
         found = None
-    places = [Path(p) for p in (found.submodule_search_locations or [])] if found else []
-    places.append(Path(__file__).resolve().parent.parent / "conf")
+    places += [Path(p) for p in (found.submodule_search_locations or [])] if found else []
     for place in places:
         if (place / "config.yaml").is_file():
             return place.resolve()
