@@ -42,6 +42,7 @@ def draw_figures(
             derive_seed(seed, "posterior"),
             settings.batch_size,
             max_ood=0,
+            temperature=evaluation.temperature,
         )
         return made.test
 

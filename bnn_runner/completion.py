@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from bnn_runner import __version__, evaluation_store
 from bnn_runner.artifacts import draw_figures, redraw_figures
 from bnn_runner.base import FitContext, Network, Posterior, Task
+from bnn_runner.calibration import Calibration, fit_temperature
 from bnn_runner.cells import headline, write_description
 from bnn_runner.citations import bibliography
 from bnn_runner.errors import RunFailed
@@ -51,10 +52,10 @@ def complete(work: Work, plan: Workplan, session: Session) -> None:
             )
         given = _try_given(work, networks, session)
         posterior = _fit(work, networks, session)
-        evaluation = _evaluate(work, posterior, session)
+        evaluation, calibration = _evaluate(work, posterior, session)
         session.stop.check("evaluation")
         scores = score(work, evaluation)
-        _write(work, networks, posterior, evaluation, scores, given, session)
+        _write(work, networks, posterior, evaluation, calibration, scores, given, session)
         work.cell.finish()
     finally:
         console.log = None
@@ -128,22 +129,26 @@ def by_rule(treatment: Mapping[str, str]) -> dict[str, list[str]]:
     return rules
 
 
-def _evaluate(work: Work, posterior: Posterior, session: Session) -> Evaluation:
+def _evaluate(work: Work, posterior: Posterior, session: Session) -> tuple[Evaluation, Calibration | None]:
     start = time.perf_counter()
     settings = work.experiment.settings.eval
     most = settings.max_ood if settings.max_ood is not None else 2**31
+    task, predictive = _with_short_val(work.task, most, work.cell.seed), work.experiment.method.predictive
+    size: dict[str, int] = {
+        "num_draws": settings.num_draws,
+        "seed": derive_seed(work.cell.seed, "posterior"),
+        "batch_size": settings.batch_size,
+    }
+    calibration = None
+    if settings.calibrate == "temperature":
+        session.step("calibration", 0, 1)
+        calibration = fit_temperature(task, posterior, predictive, **size)
+    temperature = None if calibration is None else calibration.temperature
     evaluation = evaluate(
-        _with_short_val(work.task, most, work.cell.seed),
-        posterior,
-        work.experiment.method.predictive,
-        num_draws=settings.num_draws,
-        seed=derive_seed(work.cell.seed, "posterior"),
-        batch_size=settings.batch_size,
-        max_ood=most,
-        progress=session.step,
+        task, posterior, predictive, **size, max_ood=most, progress=session.step, temperature=temperature
     )
     work.seconds["evaluation"] = time.perf_counter() - start
-    return evaluation
+    return evaluation, calibration
 
 
 def _with_short_val(task: Task, most: int, seed: int) -> Task:
@@ -179,6 +184,7 @@ def _write(
     networks: list[Network],
     posterior: Posterior,
     evaluation: Evaluation,
+    calibration: Calibration | None,
     scores: Sequence[Score],
     given: Sequence[dict[str, Any]],
     session: Session,
@@ -194,7 +200,11 @@ def _write(
         draw_figures(cell.folder, work.task, posterior, experiment, evaluation, scores, networks)
     work.seconds["writing"] = time.perf_counter() - start
     notes = [*work.task.notes, *experiment.notes, *work.notes, *evaluation.notes, *session.budget.notes()]
-    found: dict[str, Any] = {"report": dict(posterior.report), "notes": notes, "headline": headline(scores)}
+    report = dict(posterior.report)
+    if calibration is not None:
+        report["temperature"] = calibration.temperature
+        report["notes"] = [*report.get("notes", []), calibration.told()]
+    found: dict[str, Any] = {"report": report, "notes": notes, "headline": headline(scores)}
     if given:
         found["given"] = list(given)
     write_description(cell, _facts(work, session) | found)

@@ -200,7 +200,7 @@ def load_experiment(
         parts["noise"] = _noise(config)
     except UserError as error:
         problems += error.problems
-    problems += _misfits(parts, choices)
+    problems += _misfits(parts, choices, settings)
     given: tuple[GivenWeights, ...] = ()
     if weights is not None:
         try:
@@ -266,7 +266,7 @@ def _noise(config: Mapping[str, Any]) -> Any:
     return rule
 
 
-def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> list[str]:
+def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Settings | None) -> list[str]:
     """Components that are right by themselves and do not go together."""
     data, model, method, hyper = (parts.get(name) for name in ("data", "model", "method", "hyper"))
     if data is None:
@@ -287,6 +287,10 @@ def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> list[str]:
                 f"hyper={choices.get('hyper')} chooses on validation data, and data.val_fraction=0 leaves none."
                 " Set data.val_fraction=0.1, or take another hyper rule."
             )
+    if settings is not None and settings.eval.calibrate == "temperature":
+        from bnn_runner.calibration import calibration_problems
+
+        problems += calibration_problems(spec)
     return problems
 
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import Centred, ClosedForm, Draws, Posterior, Predictive, Split, Task
+from bnn_runner.calibration import closed_form_log_probs, wide
 from bnn_runner.errors import RunFailed, UserError, raise_all
-from bnn_runner.predictives import bridge_log_probs, gaussian_log_prob, probit_log_probs, variances
+from bnn_runner.predictives import gaussian_log_prob, variances
 from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 from bnn_runner.streams import generator
 from bnn_runner.tallies import ClassTally, RegressionTally, Tally
@@ -45,6 +46,7 @@ def evaluate(
     batch_size: int,
     max_ood: int,
     progress: Progress = lambda stage, done, total: None,
+    temperature: float | None = None,
 ) -> Evaluation:
     """Score `posterior` on test, val and every out-of-distribution set of `task`.
 
@@ -52,7 +54,8 @@ def evaluate(
     Gaussian; classes: probit) or "bridge" (Laplace bridge, classes). Each out-of-distribution set is
     cut to a subset of `max_ood` points that depends on the seed and its name only. A regression
     posterior with closed-form moments also leaves its exact Gaussian joint for up to JOINT_POINTS
-    test points. Log-likelihoods are float64 (float32 above 20 million numbers, with a note).
+    test points. `temperature` divides the logits of classes (see `calibration`). Log-likelihoods are
+    float64 (float32 above 20 million numbers, with a note).
 
     Raises `UserError` for settings that cannot be, `RunFailed` when draws are not frozen functions.
     """
@@ -60,10 +63,10 @@ def evaluate(
     splits, notes = _splits(task, max_ood, seed)
     with torch.no_grad():
         if predictive == "draws":
-            scored = _score_draws(task, posterior, splits, num_draws, seed, batch_size, progress)
+            scored = _score_draws(task, posterior, splits, num_draws, seed, batch_size, progress, temperature)
         else:
             assert isinstance(posterior, ClosedForm)
-            scored = _score_moments(task, posterior, predictive, splits, batch_size, progress)
+            scored = _score_moments(task, posterior, predictive, splits, batch_size, progress, temperature)
         joint, joint_notes = _gaussian_joint(task, posterior, batch_size)
         scored_splits = _with_centre(task, posterior, scored.splits, batch_size)
     return Evaluation(
@@ -74,6 +77,7 @@ def evaluate(
         log_weights=scored.log_weights,
         splits=scored_splits,
         gaussian_joint=joint,
+        temperature=temperature,
         notes=(*notes, *scored.notes, *joint_notes),
     )
 
@@ -141,6 +145,7 @@ def _score_draws(
     seed: int,
     batch_size: int,
     progress: Progress,
+    temperature: float | None,
 ) -> _Scored:
     draws = posterior.draws(num_draws, seed)
     size = len(draws)
@@ -157,7 +162,10 @@ def _score_draws(
         for name, split in splits.items():
             start = 0
             for x, y in split.batches(batch_size):
-                tallies[name].add(first, start, _wide(outputs_within_memory(part, x)), _wide(y), part.likelihood)
+                outputs = _wide(outputs_within_memory(part, x))
+                if temperature is not None:
+                    outputs = outputs / temperature
+                tallies[name].add(first, start, outputs, _wide(y), part.likelihood)
                 start += len(x)
                 done += 1
                 progress("evaluation", done, total)
@@ -215,7 +223,7 @@ def _wide(values: _MaybeTensor) -> _MaybeTensor:
     """Floating-point numbers in float64 where the device has it, else float32: never half precision."""
     if values is None or not values.is_floating_point():
         return values
-    return values.float() if values.device.type == "mps" else values.double()
+    return wide(values)
 
 
 # -------------------------------------------------------------------------------- closed forms
@@ -224,10 +232,11 @@ def _wide(values: _MaybeTensor) -> _MaybeTensor:
 def _score_moments(
     task: Task,
     posterior: ClosedForm,
-    predictive: str,
+    predictive: Predictive,
     splits: Mapping[str, Split],
     batch_size: int,
     progress: Progress,
+    temperature: float | None,
 ) -> _Scored:
     """One Gaussian over outputs per point, so S = 1 and nothing joint."""
     done, total = 0, sum(-(-len(split) // batch_size) for split in splits.values())
@@ -237,7 +246,7 @@ def _score_moments(
         pieces: list[SplitEvaluation] = []
         for x, y in split.batches(batch_size):
             if task.spec.kind == "classification":
-                piece, count = _class_piece(posterior, predictive, x, y)
+                piece, count = _class_piece(posterior, predictive, x, y, temperature)
             else:
                 piece, count = _regression_piece(task, posterior, x, y)
             pieces.append(piece)
@@ -249,11 +258,10 @@ def _score_moments(
     return _Scored(torch.zeros(1, dtype=torch.float64), results, notes)
 
 
-def _class_piece(posterior: ClosedForm, predictive: str, x: Tensor, y: Tensor | None) -> tuple[SplitEvaluation, int]:
-    moments = posterior.moments(x)
-    moments = replace(moments, mean=_wide(moments.mean), covariance=_wide(moments.covariance))
-    variance, repaired = variances(moments.covariance)
-    log_probs = bridge_log_probs(moments) if predictive == "bridge" else probit_log_probs(moments.mean, variance)
+def _class_piece(
+    posterior: ClosedForm, predictive: Predictive, x: Tensor, y: Tensor | None, temperature: float | None
+) -> tuple[SplitEvaluation, int]:
+    log_probs, repaired = closed_form_log_probs(posterior.moments(x), predictive, temperature)
     loglik = None if y is None else log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1).unsqueeze(0)
     return SplitEvaluation(ids=torch.empty(0), loglik=loglik, targets=y, mean_probs=log_probs.exp()), repaired
 

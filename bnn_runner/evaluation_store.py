@@ -49,6 +49,7 @@ def save(evaluation: Evaluation, folder: Path) -> None:
         "predictive": evaluation.predictive,
         "finite": evaluation.finite,
         "has_joint": evaluation.has_joint,
+        "temperature": evaluation.temperature,
         "splits": list(evaluation.splits),
         "notes": list(evaluation.notes),
         "digest": _digest(data),
@@ -88,6 +89,7 @@ def load(folder: Path) -> Evaluation:
             log_weights=tensors["log_weights"],
             splits=splits,
             gaussian_joint=joint,
+            temperature=facts["temperature"],
             notes=tuple(facts["notes"]),
         )
     except (SafetensorError, KeyError, TypeError) as error:

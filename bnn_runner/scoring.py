@@ -51,6 +51,7 @@ class Evaluation:
     `splits` holds "test", "val" and "ood/<name>". `log_weights` [S] are zero where draws count
     alike. `finite`: the draws are the whole posterior. `has_joint`: the draws are functions, so
     joint scores exist (a closed-form predictive has none, unless `gaussian_joint` is there).
+    `temperature` is what the logits were divided by, if they were calibrated.
     """
 
     kind: Kind
@@ -60,6 +61,7 @@ class Evaluation:
     log_weights: Tensor
     splits: Mapping[str, SplitEvaluation]
     gaussian_joint: GaussianJoint | None = None
+    temperature: float | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -17,11 +17,12 @@ COMPONENTS = ("data", "model", "method", "prior", "hyper", "schedule", "metric")
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """How the posterior is evaluated: draws, points at once, points of each out-of-distribution set."""
+    """How the posterior is evaluated: draws, points at once, points of each out-of-distribution set, calibration."""
 
     num_draws: int
     batch_size: int
     max_ood: int | None
+    calibrate: Literal["none", "temperature"]
 
     def __post_init__(self) -> None:
         problems = [
