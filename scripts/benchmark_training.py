@@ -1,0 +1,238 @@
+"""What the runner's training costs beside a bare loop of the same network; writes outputs/results/training_overhead.{csv,md}.
+
+    python scripts/benchmark_training.py              all rows, some minutes on 2 cores
+    python scripts/benchmark_training.py --quick      fewer repeats, nothing written
+
+The runner's side is `Group.train` as `bnn-run` calls it: progress, stop requests, a checkpoint file, the check for
+non-finite losses, the history. The bare side is what one would type: the same network called as a module, tensors in
+memory, a gather by a shuffled order, `loss.backward()`, a torch.optim optimiser with weight decay of the same amount,
+a cosine learning rate. Of the bare side's ways (fused or default optimiser, memory layout of images) the fastest is
+taken. Both run in turn in one process on equally many steps of equal batches; the ratio is the median over pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bnn_runner.base import Model, Split, Task, TaskSpec
+from bnn_runner.data.images import PixelScaling
+from bnn_runner.devices import pick_device, thread_count
+from bnn_runner.interrupts import stop_on_signals
+from bnn_runner.likelihoods import NoiseRule
+from bnn_runner.models.lenet import LeNet
+from bnn_runner.models.mlp import MLP
+from bnn_runner.models.resnet20 import ResNet20
+from bnn_runner.priors import Isotropic
+from bnn_runner.progress import Console
+from bnn_runner.provenance import device_name
+from bnn_runner.schedules import Schedule
+from bnn_runner.training import Group
+from bnn_runner.training_state import Lane, Recipe
+
+RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
+LIMIT = 1.05
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network with the size of its data; a piece is `epochs` epochs of `points` points."""
+
+    name: str
+    model: Model
+    shape: tuple[int, ...]
+    kind: str
+    points: int
+    batch_size: int
+    optimizer: str
+    epochs: int
+
+
+ROWS = (
+    Row("MLP 13-50-1, regression", MLP((50,), "tanh"), (13,), "regression", 448, 32, "adam", 40),
+    Row("MLP 784-200-200-10", MLP((200, 200), "relu"), (1, 28, 28), "classification", 2560, 128, "adam", 10),
+    Row("LeNet-5", LeNet(), (1, 28, 28), "classification", 1280, 128, "adam", 2),
+    Row("ResNet-20", ResNet20(), (3, 32, 32), "classification", 512, 128, "sgd", 1),
+)
+
+
+def make_task(row: Row, device: torch.device) -> Task:
+    """Random numbers: what they say is of no matter to the time."""
+    g = torch.Generator().manual_seed(0)
+    n, outputs = row.points, 1 if row.kind == "regression" else 10
+    if row.kind == "regression":
+        split = Split(torch.randn(n, *row.shape, generator=g), torch.randn(n, 1, generator=g), torch.arange(n))
+    else:
+        pixels = torch.randint(0, 256, (n, *row.shape), generator=g, dtype=torch.uint8)
+        scaling = PixelScaling((0.5,) * row.shape[0], (0.25,) * row.shape[0])
+        split = Split(pixels, torch.randint(0, 10, (n,), generator=g), torch.arange(n), scaling)
+    spec = TaskSpec("random", row.kind, row.shape, outputs, 0.0)  # type: ignore[arg-type]
+    none = split.subset(torch.arange(0))
+    task = Task(spec, split, none, none, {}, "", torch.zeros(outputs), torch.ones(outputs))
+    return task.to(device, torch.float32)
+
+
+def runner(row: Row, task: Task, schedule: Schedule, precision: str, folder: Path) -> Callable[[], None]:
+    """The runner's training as `bnn-run` calls it, on a new group."""
+    device = task.train.inputs.device
+    recipe = Recipe(row.model, schedule, Isotropic(1.0), NoiseRule(), precision)
+    group = Group(recipe, [Lane(task, 1)], device)
+    progress = Console(io.StringIO()).progress()
+
+    def work() -> None:
+        with stop_on_signals() as stop:
+            group.train(folder / "checkpoint", progress, stop)
+
+    return work
+
+
+def bare(
+    row: Row, task: Task, schedule: Schedule, precision: str, fused: bool | None, layout: torch.memory_format
+) -> Callable[[], None]:
+    """The bare loop."""
+    device, n = task.train.inputs.device, row.points
+    torch.manual_seed(1)
+    network = row.model.build(task.spec).to(device)
+    if len(row.shape) == 3:
+        network = network.to(memory_format=layout)
+    inputs, targets = task.train.inputs, task.train.targets
+    assert targets is not None
+    parameters: list[nn.Parameter] = list(network.parameters())
+    log_noise = nn.Parameter(torch.zeros(1, device=device))
+    if row.kind == "regression":
+        groups = [{"params": parameters, "weight_decay": 1.0 / n}, {"params": [log_noise], "weight_decay": 0.0}]
+    else:
+        groups = [{"params": parameters, "weight_decay": 1.0 / n}]
+    if row.optimizer == "adam":
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(groups, lr=schedule.lr, fused=fused)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=schedule.lr, momentum=0.9, nesterov=True, fused=fused)
+    mean = torch.full((row.shape[0], 1, 1), 0.5, device=device)
+    std = torch.full((row.shape[0], 1, 1), 0.25, device=device)
+    total = schedule.epochs * n // row.batch_size
+
+    def loss_of(indices: Tensor) -> Tensor:
+        x, y = inputs[indices], targets[indices]
+        if row.kind == "regression":
+            z = (y - network(x)) * torch.exp(-log_noise)
+            return (0.5 * z.square() + log_noise).sum(-1).mean()
+        x = x.float().div_(255).sub_(mean).div_(std).contiguous(memory_format=layout)
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            outputs = network(x)
+        return nn.functional.cross_entropy(outputs.float(), y)
+
+    def work() -> None:
+        step = 0
+        for _ in range(schedule.epochs):
+            for indices in torch.randperm(n).to(device).split(row.batch_size):
+                for group in optimizer.param_groups:
+                    group["lr"] = schedule.lr * 0.5 * (1 + math.cos(math.pi * step / total))
+                loss = loss_of(indices)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                step += 1
+
+    return work
+
+
+def seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Of one call, with the device's queue drained."""
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def measure(row: Row, device: torch.device, precision: str, repeats: int) -> dict[str, object]:
+    """One row of the table; the first pair is not counted."""
+    task = make_task(row, device)
+    schedule = Schedule(row.optimizer, row.epochs, row.batch_size, lr=1e-3, nesterov=True)  # type: ignore[arg-type]
+    layouts = [torch.contiguous_format, torch.channels_last] if len(row.shape) == 3 else [torch.contiguous_format]
+    ways = [(fused, layout) for fused in (True, None) for layout in layouts]
+    with tempfile.TemporaryDirectory() as folder:
+        short = replace(schedule, epochs=max(1, row.epochs // 4))
+        tried = {w: [seconds(bare(row, task, short, precision, *w), device) for _ in range(3)] for w in ways}
+        best = min(ways, key=lambda w: min(tried[w]))
+        pairs = []
+        for i in range(repeats + 1):
+            sides = [
+                lambda: seconds(runner(row, task, schedule, precision, Path(folder)), device),
+                lambda: seconds(bare(row, task, schedule, precision, *best), device),
+            ]
+            order = (0, 1) if i % 2 else (1, 0)
+            took = {side: sides[side]() for side in order}
+            pairs.append((took[0], took[1]))
+    steps = row.epochs * row.points // row.batch_size
+    ratios = [a / b for a, b in pairs[1:]]
+    return {
+        "network": row.name,
+        "batch": row.batch_size,
+        "threads": torch.get_num_threads(),
+        "precision": precision,
+        "runner_ms": round(1000 * statistics.median(a for a, _ in pairs[1:]) / steps, 4),
+        "bare_ms": round(1000 * statistics.median(b for _, b in pairs[1:]) / steps, 4),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_of_fastest": round(min(a for a, _ in pairs[1:]) / min(b for _, b in pairs[1:]), 3),
+        "repeats": repeats,
+        "steps": steps,
+        "optimizer": row.optimizer + (" fused" if best[0] else " default"),
+        "layout": "channels_last" if best[1] is torch.channels_last else "contiguous",
+    }
+
+
+def main() -> int:
+    """Measure, print, write; exit code 1 where a ratio is above the limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="float32", choices=("float32", "bf16"))
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="three repeats, nothing written")
+    words = parser.parse_args()
+    device = pick_device(words.device)
+    repeats = 3 if words.quick else words.repeats
+    counts = sorted({1, torch.get_num_threads()}, reverse=True) if device.type == "cpu" else [torch.get_num_threads()]
+    rows = []
+    for row in ROWS:
+        for threads in counts if words.only.lower() in row.name.lower() else []:
+            with thread_count(threads):
+                rows.append(measure(row, device, words.precision, repeats))
+            print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    if not words.quick:
+        write(rows, device)
+    return int(any(float(str(row["ratio"])) > LIMIT for row in rows))
+
+
+def write(rows: list[dict[str, object]], device: torch.device) -> None:
+    """The table as CSV and Markdown."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    where = f"{device_name(device)}, torch {torch.__version__}"
+    with (RESULTS / "training_overhead.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, [*rows[0], "machine"])
+        table.writeheader()
+        table.writerows(row | {"machine": where} for row in rows)
+    header = "| network | batch | threads | runner, ms a step | bare loop, ms a step | ratio |"
+    lines = [header, "| --- | --: | --: | --: | --: | --: |"]
+    for r in rows:
+        numbers = f"{r['runner_ms']:.3f} | {r['bare_ms']:.3f} | {r['ratio']:.3f}"
+        lines.append(f"| {r['network']} | {r['batch']} | {r['threads']} | {numbers} |")
+    lines += ["", f"{where}; {rows[0]['precision']}; ratio: median of {rows[0]['repeats']} interleaved pairs."]
+    (RESULTS / "training_overhead.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
