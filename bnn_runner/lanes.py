@@ -20,33 +20,36 @@ from bnn_runner.base import Split
 
 Strategy = Literal["single", "native", "vmap", "loop"]
 Tensors = dict[str, Tensor]
-Forward = Callable[[Tensors, Tensors, Tensor], Tensor]
+Forward = Callable[[Tensor, Tensors], Tensor]
 
 __all__ = ["Forward", "Strategy", "Tensors", "choose_strategy", "concatenate", "lane_forward"]
 
 
-def lane_forward(module: nn.Module, strategy: Strategy) -> Forward:
-    """A function (parameters [L, ...], buffers [L, ...], x [L, B, ...]) -> outputs [L, B, K].
+def lane_forward(module: nn.Module, strategy: Strategy, parameters: Tensors, buffers: Tensors) -> Forward:
+    """A function (x [L, B, ...], noise) -> outputs [L, B, K] of lanes with parameters and buffers [L, ...].
 
-    Buffers are updated in place, so batch statistics of training stay with their lane.
+    `noise` holds further buffers [L, ...] for one call. Buffers are updated in place, so batch
+    statistics of training stay with their lane. Under "single" the tensors must be the module's
+    own, seen with a lane axis: swapping them in and out would cost as much as a small network does.
     """
     if strategy == "single":
 
-        def single(parameters: Tensors, buffers: Tensors, x: Tensor) -> Tensor:
-            tensors = {name: t[0] for name, t in (parameters | buffers).items()}
-            # Convolutions are up to a quarter faster on images whose channels lie next to each other.
+        def single(x: Tensor, noise: Tensors) -> Tensor:
+            # Convolutions are faster on images whose channels lie next to each other; so do the weights' here.
             batch = x[0].contiguous(memory_format=torch.channels_last) if x.dim() == 5 else x[0]
-            return functional_call(module, tensors, (batch,)).unsqueeze(0)
+            outputs = functional_call(module, {n: b[0] for n, b in noise.items()}, (batch,)) if noise else module(batch)
+            return outputs.unsqueeze(0)
 
         return single
     if strategy == "native":
-        return lambda parameters, buffers, x: functional_call(module, parameters | buffers, (x,))
+        return lambda x, noise: functional_call(module, {**parameters, **buffers, **noise}, (x,))
     if strategy == "vmap":
 
         def one(parameters: Tensors, buffers: Tensors, x: Tensor) -> Tensor:
             return functional_call(module, (parameters, buffers), (x,))
 
-        return vmap(one, randomness="different")
+        stacked = vmap(one, randomness="different")
+        return lambda x, noise: stacked(parameters, {**buffers, **noise}, x)
     raise ValueError(f"no joint forward pass for lanes under the strategy {strategy}")
 
 
@@ -90,7 +93,7 @@ def choose_strategy(
     return "vmap" if probe("vmap") < probe("single") * num_lanes else "loop"
 
 
-def seconds_of(work: Callable[[], None], device: torch.device, repeats: int = 3) -> float:
+def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
     """Seconds of `repeats` calls after one that is not counted, with the device's queue drained."""
     work()
     if device.type == "cuda":

@@ -27,43 +27,56 @@ class Optimizer(Protocol):
 
 
 class Adam:
-    """Kingma & Ba 2015, β = (0.9, 0.999), ε = 1e-8, no weight decay of its own."""
+    """Kingma & Ba 2015, β = (0.9, 0.999), ε = 1e-8; `decays` times each tensor joins its gradient."""
 
-    def __init__(self, tensors: Sequence[Tensor], fused: bool) -> None:
-        self.count, self.fused = len(tensors), fused
+    def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float], fused: bool) -> None:
+        self.count, self.fused, self.parts = len(tensors), fused, _parts(decays)
         moments = [torch.zeros_like(t) for t in (*tensors, *tensors)]
         device = tensors[0].device if fused else torch.device("cpu")
         self.state = moments + [torch.zeros((), dtype=torch.float32, device=device) for _ in tensors]
 
     def step(self, tensors: Sequence[Tensor], grads: Sequence[Tensor], lr: float) -> None:
-        n = self.count
-        adam(
-            list(tensors), list(grads), self.state[:n], self.state[n : 2 * n], [], self.state[2 * n :],
-            fused=self.fused, foreach=False, amsgrad=False, beta1=0.9, beta2=0.999, lr=lr, weight_decay=0.0, eps=1e-8,
-            maximize=False,
-        )  # fmt: skip
+        n, state = self.count, self.state
+        for decay, part in self.parts:
+            adam(
+                [tensors[i] for i in part], [grads[i] for i in part], [state[i] for i in part],
+                [state[n + i] for i in part], [], [state[2 * n + i] for i in part],
+                fused=self.fused, foreach=False, amsgrad=False, beta1=0.9, beta2=0.999, lr=lr, weight_decay=decay,
+                eps=1e-8, maximize=False,
+            )  # fmt: skip
 
 
 class SGD:
-    """Momentum m ← μ m + g; the step is m, or g + μ m (Nesterov)."""
+    """Momentum m ← μ m + g, g with decay times the tensor; the step is m, or g + μ m (Nesterov)."""
 
-    def __init__(self, tensors: Sequence[Tensor], fused: bool, momentum: float, nesterov: bool) -> None:
-        self.fused, self.momentum, self.nesterov = fused, momentum, nesterov
+    def __init__(
+        self, tensors: Sequence[Tensor], decays: Sequence[float], fused: bool, momentum: float, nesterov: bool
+    ) -> None:
+        self.fused, self.momentum, self.nesterov, self.parts = fused, momentum, nesterov, _parts(decays)
         self.state = [torch.zeros_like(t) for t in tensors] if momentum else []
 
     def step(self, tensors: Sequence[Tensor], grads: Sequence[Tensor], lr: float) -> None:
-        buffers: list[Tensor | None] = [*self.state] if self.momentum else [None] * len(tensors)
-        sgd(
-            list(tensors), list(grads), buffers,
-            fused=self.fused, foreach=False, weight_decay=0.0, momentum=self.momentum, lr=lr, dampening=0.0,
-            nesterov=self.nesterov, maximize=False,
-        )  # fmt: skip
+        for decay, part in self.parts:
+            buffers: list[Tensor | None] = [self.state[i] if self.momentum else None for i in part]
+            sgd(
+                [tensors[i] for i in part], [grads[i] for i in part], buffers,
+                fused=self.fused, foreach=False, weight_decay=decay, momentum=self.momentum, lr=lr, dampening=0.0,
+                nesterov=self.nesterov, maximize=False,
+            )  # fmt: skip
 
 
-def make_optimizer(schedule: Schedule, tensors: Sequence[Tensor]) -> Optimizer:
+def _parts(decays: Sequence[float]) -> list[tuple[float, list[int]]]:
+    """Each distinct decay with the places of its tensors: the update functions take one decay a call."""
+    places: dict[float, list[int]] = {}
+    for i, decay in enumerate(decays):
+        places.setdefault(decay, []).append(i)
+    return list(places.items())
+
+
+def make_optimizer(schedule: Schedule, tensors: Sequence[Tensor], decays: Sequence[float]) -> Optimizer:
     """The schedule's optimiser, with fused updates where the device has them."""
     detached = [t.detach() for t in tensors]
     fused = tensors[0].device.type in ("cpu", "cuda")
     if schedule.optimizer == "adam":
-        return Adam(detached, fused)
-    return SGD(detached, fused, schedule.momentum, schedule.nesterov and schedule.momentum > 0)
+        return Adam(detached, decays, fused)
+    return SGD(detached, decays, fused, schedule.momentum, schedule.nesterov and schedule.momentum > 0)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +48,11 @@ def _batch_bounds(num_points: int, batch_size: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
+def _laid_out(grad: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient in its parameter's memory layout, in which the update reads all tensors (else it is scrambled)."""
+    return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)
+
+
 class Group:
     """Lanes of equal shape that train together."""
 
@@ -75,9 +81,7 @@ class Group:
         self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, recipe.stack, self._probe)
         self._orders: tuple[int, Tensor] | None = None
         self._given_prior = recipe.prior.precisions(self.module)
-        self._trained = self.state.trained()
-        self._moved = [t.detach() for t in self._trained]
-        self._shrink = [self.prior[name] / self.num_points for name in self.state.parameters]
+        self._moved = [t.detach() for t in self.state.trained]
 
     @property
     def total_steps(self) -> int:
@@ -91,8 +95,9 @@ class Group:
         return 1 if self.device.type == "cpu" and multiplications < SMALL_STEP else None
 
     def step_seconds(self) -> float:
-        """Seconds of one training step of all lanes, measured on three."""
-        return self._probe(self.strategy) / 3
+        """Seconds of one training step of all lanes, measured on three that count (for a group made to be timed)."""
+        with self.at_work():
+            return seconds_of(self.advance, self.device) / 3
 
     def _order(self, epoch: int) -> Tensor:
         """Every lane's own order of its points in an epoch, [L, N], on the device."""
@@ -104,38 +109,25 @@ class Group:
         return self._orders[1]
 
     def _probe(self, strategy: Strategy) -> float:
-        """Seconds of three forward and backward passes of the first batch, with throw-away buffers."""
-        few = 1 if strategy == "single" else len(self.lanes)
-        parameters = {n: p.detach()[:few].clone().requires_grad_() for n, p in self.state.parameters.items()}
-        forward, start_stop = lane_forward(self.module, strategy), self.bounds[0]
-        noise = {} if self._noise is None else self._noise.at(0, start_stop[1])
-        buffers = {n: b[:few].clone() for n, b in (self.state.buffers | noise).items()}
-        x, y = self.data.gather(self._order(0)[:few, slice(*start_stop)])
+        """Seconds of a training step under a strategy: of one lane ("single") or of all."""
+        lanes = self.lanes[:1] if strategy == "single" else self.lanes
+        return Group(replace(self.recipe, stack="always"), lanes, self.device).step_seconds()
 
-        def work() -> None:
-            loss = -self._log_prob(forward, parameters, buffers, None, x, y).mean(-1).sum()
-            torch.autograd.grad(loss, list(parameters.values()))
-
-        return seconds_of(work, self.device)
-
-    def _log_prob(
-        self,
-        forward: Forward,
-        parameters: Tensors,
-        buffers: Tensors,
-        log_noise: Tensor | None,
-        x: Tensor,
-        y: Tensor | None,
-    ) -> Tensor:
+    def _log_prob(self, outputs: Tensor, y: Tensor | None, log_noise: Tensor | None) -> Tensor:
         """Log p of every point of a batch, [L, B]."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
-            outputs = forward(parameters, buffers, x)
-        outputs = outputs.to(self.recipe.dtype)
         assert y is not None
         if self.lanes[0].task.spec.kind == "classification":
             return Categorical().log_prob(outputs, y)
         noise = torch.zeros(1, device=outputs.device) if log_noise is None else log_noise.unsqueeze(-2)
         return Gaussian(noise).log_prob(outputs, y)
+
+    def _outputs(self, x: Tensor, noise: Tensors) -> Tensor:
+        """Network outputs [L, B, K] in the working dtype."""
+        if self.recipe.precision == "float32":
+            return self._forward(x, noise)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            outputs = self._forward(x, noise)
+        return outputs.to(self.recipe.dtype)
 
     def resume(self, checkpoint: Path) -> int:
         """Go on from a checkpoint, if there is a sound one; the step it stands at (0: from the start)."""
@@ -165,7 +157,7 @@ class Group:
                 epoch, position = divmod(state.step, per_epoch)
                 begin, end = self.bounds[position]
                 nll = self.advance()
-                state.nll_sum += nll * (end - begin)
+                state.nll_sum.add_(nll, alpha=end - begin)
                 ends_epoch = position == per_epoch - 1
                 if ends_epoch or self.device.type == "cpu" or state.step % 50 == 0:
                     self._check_finite(nll, state.step)
@@ -208,35 +200,34 @@ class Group:
         begin, end = self.bounds[position]
         x, y = self.data.gather(self._order(epoch)[:, begin:end])
         lr = self.recipe.schedule.lr_at(state.step, per_epoch)
-        buffers = state.buffers if self._noise is None else state.buffers | self._noise.at(state.step, end - begin)
-        nll = -self._log_prob(self._forward, state.parameters, buffers, state.log_noise, x, y).mean(-1)
+        noise = {} if self._noise is None else self._noise.at(state.step, end - begin)
+        nll = -self._log_prob(self._outputs(x, noise), y, state.log_noise).mean(-1)
         objective = nll.sum()
         if (penalty := self._penalty()) is not None:
             objective = objective + penalty.sum() / self.num_points
-        # The update reads memory in order: a gradient that comes out transposed would be scrambled.
-        grads = [g.contiguous() for g in torch.autograd.grad(objective, self._trained)]
+        grads = torch.autograd.grad(objective, state.trained)
         with torch.no_grad():
-            for p, grad, factor in zip(self._moved, grads, self._shrink, strict=False):
-                if factor:
-                    grad.add_(p, alpha=factor)
-            state.optimizer.step(self._moved, grads, lr)
+            state.optimizer.step(self._moved, [_laid_out(g, p) for g, p in zip(grads, self._moved, strict=True)], lr)
         state.step += 1
         return nll.detach()
 
     @cached_property
     def _forward(self) -> Forward:
-        return lane_forward(self.module, self.strategy)
+        return lane_forward(self.module, self.strategy, self.state.parameters, self.state.buffers)
 
     def _penalty(self) -> Tensor | None:
         """The rework's own part of the objective times N, [L]."""
         if self.recipe.rework is None:
             return None
-        return self.recipe.rework.penalty(self.state.parameters, self._given_prior)
+        leaves = self.state.parameters
+        if self.strategy == "single":
+            leaves = {n: p.unsqueeze(0) for n, p in self.module.named_parameters()}
+        return self.recipe.rework.penalty(leaves, self._given_prior)
 
     def _check_finite(self, nll: Tensor, step: int) -> None:
-        finite = torch.isfinite(nll)
-        if bool(finite.all()):
+        if math.isfinite(nll.sum().item()):
             return
+        finite = torch.isfinite(nll)
         bad = tuple(int(i) for i in (~finite).nonzero().flatten())
         epoch = (step - 1) // len(self.bounds) + 1
         raise Diverged(
@@ -276,7 +267,9 @@ class Group:
     def network(self, i: int) -> Network:
         """Lane i as it stands, as a network of its own."""
         state, lane = self.state, self.lanes[i]
-        parameters = {n: p[i].detach().clone() for n, p in state.parameters.items()}
+        parameters = {
+            n: p[i].detach().clone(memory_format=torch.contiguous_format) for n, p in state.parameters.items()
+        }
         buffers = {n: b[i].clone() for n, b in state.buffers.items()}
         likelihood: Categorical | Gaussian = Categorical()
         if state.log_noise is not None:

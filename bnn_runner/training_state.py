@@ -59,21 +59,22 @@ class Recipe:
 
 @dataclass
 class State:
-    """All that changes in training; what is saved here is all that a resumed training needs."""
+    """All that changes in training; what is saved here is all that a resumed training needs.
+
+    `parameters` and `buffers` are [L, ...]. `trained` is what the optimiser moves and autograd
+    differentiates: the parameters (those of a single lane without the lane axis, which share their
+    memory), then log σ where it is learned.
+    """
 
     parameters: Tensors
     buffers: Tensors
     log_noise: Tensor | None
+    trained: list[Tensor]
     optimizer: Optimizer
     step: int = 0
     nll_sum: Tensor = field(default_factory=lambda: torch.zeros(0))
     seconds: float = 0.0
     history: list[list[dict[str, float]]] = field(default_factory=list)
-
-    def trained(self) -> list[Tensor]:
-        """What the optimiser moves: every parameter, then log σ where it is learned."""
-        learned = [self.log_noise] if self.log_noise is not None and self.log_noise.requires_grad else []
-        return [*self.parameters.values(), *learned]
 
     def payload(self) -> dict[str, Any]:
         """Everything as plain tensors and numbers; `restore` takes it."""
@@ -126,26 +127,33 @@ def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
 
 
 def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -> tuple[nn.Module, State]:
-    """Every lane's own initial weights, stacked; each drawn in float32 whatever the working dtype."""
+    """Every lane's own initial weights, stacked; each drawn in float32 whatever the working dtype.
+
+    A single lane's tensors are the module's own, with a lane axis before them.
+    """
     modules = []
     for lane in lanes:
         with global_stream(lane.seed, "init"):
-            modules.append(recipe.build(lane.task.spec))
-    stacked = {
-        n: torch.stack([dict(m.named_parameters())[n].detach() for m in modules])
-        for n, _ in modules[0].named_parameters()
-    }
-    parameters = {n: t.to(device, recipe.dtype).requires_grad_() for n, t in stacked.items()}
-    buffers = {
-        n: torch.stack([dict(m.named_buffers())[n] for m in modules]).to(device) for n, _ in modules[0].named_buffers()
-    }
-    buffers = {n: b.to(recipe.dtype) if b.is_floating_point() else b for n, b in buffers.items()}
-    module = modules[0].to(device, recipe.dtype)
+            modules.append(recipe.build(lane.task.spec).to(device, recipe.dtype))
+    module = modules[0]
+    if len(lanes) == 1:
+        if len(lanes[0].task.spec.input_shape) == 3:
+            module = module.to(memory_format=torch.channels_last)
+        leaves: list[Tensor] = list(module.parameters())
+        parameters = {n: p.detach().unsqueeze(0) for n, p in module.named_parameters()}
+        buffers = {n: b.unsqueeze(0) for n, b in module.named_buffers()}
+    else:
+        every = [(dict(m.named_parameters()), dict(m.named_buffers())) for m in modules]
+        parameters = {n: torch.stack([p[n].detach() for p, _ in every]).requires_grad_() for n in every[0][0]}
+        buffers = {n: torch.stack([b[n] for _, b in every]) for n in every[0][1]}
+        leaves = list(parameters.values())
     log_noise = _initial_noise(recipe, lanes, module, parameters, buffers)
-    trained = [*parameters.values()]
+    precisions, num_points = recipe.precisions(module), max(1, len(lanes[0].task.train))
+    decays = [precisions[name] / num_points for name in parameters]
+    trained = [*leaves]
     if log_noise is not None and log_noise.requires_grad:
-        trained.append(log_noise)
-    state = State(parameters, buffers, log_noise, make_optimizer(recipe.schedule, trained))
+        trained, decays = [*trained, log_noise], [*decays, 0.0]
+    state = State(parameters, buffers, log_noise, trained, make_optimizer(recipe.schedule, trained, decays))
     state.nll_sum = torch.zeros(
         len(lanes), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32
     )

@@ -1,4 +1,6 @@
-"""What the runner's training costs beside a bare loop of the same network; writes outputs/results/training_overhead.{csv,md}.
+"""What the runner's training costs beside a bare loop of the same network.
+
+Writes outputs/results/training_overhead.{csv,md}.
 
     python scripts/benchmark_training.py              all rows, some minutes on 2 cores
     python scripts/benchmark_training.py --quick      fewer repeats, nothing written

@@ -89,7 +89,7 @@ def test_stacked_lanes_are_separate_networks(name: str, training: bool) -> None:
     module = networks[0].module.train(training)
     parameters = {n: torch.stack([net.parameters[n] for net in networks]) for n in networks[0].parameters}
     buffers = {n: torch.stack([net.buffers[n] for net in networks]).clone() for n in networks[0].buffers}
-    stacked = lane_forward(module, "native")(parameters, buffers, x)
+    stacked = lane_forward(module, "native", parameters, buffers)(x, {})
     for i, network in enumerate(networks):
         own = {n: b.clone() for n, b in network.buffers.items()}
         alone = functional_call(network.module.train(training), {**network.parameters, **own}, (x[i],))
