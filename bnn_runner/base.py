@@ -314,7 +314,7 @@ class Moments:
 
 
 class Posterior(Protocol):
-    """What a method fits; immutable.
+    """What a method fits; immutable. As a frozen dataclass of plain parts it can be saved (see `posterior_store`).
 
     `finite` says that the draws are the whole posterior (MAP, ensembles): their joint scores are
     exact. `report` is one flat mapping of facts for the row (evidence, chosen precision, repairs);

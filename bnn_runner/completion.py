@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from bnn_runner import __version__, evaluation_store
+from bnn_runner import __version__, evaluation_store, posterior_store
 from bnn_runner.artifacts import draw_figures, redraw_figures
 from bnn_runner.base import FitContext, Network, Posterior, Task
 from bnn_runner.calibration import Calibration, fit_temperature
@@ -18,13 +18,13 @@ from bnn_runner.cells import headline, write_description
 from bnn_runner.citations import bibliography
 from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation import evaluate
-from bnn_runner.given import try_on
 from bnn_runner.keys import RECIPE
 from bnn_runner.provenance import collect
 from bnn_runner.scoring import Evaluation, Score
 from bnn_runner.session import Session, Work
 from bnn_runner.storage import write_json, write_text
 from bnn_runner.streams import derive_seed, generator
+from bnn_runner.telling import tell_given
 from bnn_runner.workplan import Workplan
 
 
@@ -50,7 +50,7 @@ def complete(work: Work, plan: Workplan, session: Session) -> None:
             raise RunFailed(
                 "a trained network vanished from the cache while the run went on. Run the same command again."
             )
-        given = _try_given(work, networks, session)
+        given = tell_given(work, networks, session)
         posterior = _fit(work, networks, session)
         evaluation, calibration = _evaluate(work, posterior, session)
         session.stop.check("evaluation")
@@ -78,31 +78,6 @@ def score_again(work: Work) -> bool:
         redraw_figures(work.cell.folder, work.task, evaluation, scores)
     write_description(work.cell, facts | {"metrics_digest": work.metrics_digest(), "headline": headline(scores)})
     return True
-
-
-def _try_given(work: Work, networks: Sequence[Network], session: Session) -> list[dict[str, Any]]:
-    """Tell how each network trained elsewhere does on this task, before anything is built on it."""
-    experiment, say, found = work.experiment, session.console.say, []
-    for given, network in zip(experiment.given, networks, strict=False):
-        trial = try_on(network, work.task)
-        say(f"given network {given.path.name}: {network.num_parameters:,} parameters")
-        for line in trial.lines():
-            say(line)
-        notes = [*given.notes, *trial.warnings]
-        if work.task.spec.kind == "regression" and experiment.noise.noise == "learned":
-            notes.append(
-                "likelihood.noise=learned needs training: the noise of a given network is its residual standard "
-                "deviation on the training part"
-            )
-        if any(t.rework is not None for t in work.trainings):
-            notes.append(
-                "this method is meant for networks trained with its own noise; the given one is taken as it is"
-            )
-        for note in dict.fromkeys(notes):
-            say(f"note: {note}")
-        work.notes += [n for n in notes if n not in work.notes]
-        found.append({"file": str(given.path), "digest": given.digest, "parts": trial.parts})
-    return found
 
 
 def _fit(work: Work, networks: list[Network], session: Session) -> Posterior:
@@ -196,6 +171,7 @@ def _write(
     cell.write_history([n.history for n in networks])
     write_text(cell.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(experiment.config)))
     write_text(cell.folder / "citations.bib", bibliography(_components(work)))
+    saved = _save_posterior(work, posterior, session) if experiment.settings.save_posterior else {}
     if experiment.settings.figures:
         draw_figures(cell.folder, work.task, posterior, experiment, evaluation, scores, networks)
     work.seconds["writing"] = time.perf_counter() - start
@@ -204,7 +180,7 @@ def _write(
     if calibration is not None:
         report["temperature"] = calibration.temperature
         report["notes"] = [*report.get("notes", []), calibration.told()]
-    found: dict[str, Any] = {"report": report, "notes": notes, "headline": headline(scores)}
+    found: dict[str, Any] = {"report": report, "notes": notes, "headline": headline(scores), **saved}
     if given:
         found["given"] = list(given)
     write_description(cell, _facts(work, session) | found)
@@ -219,6 +195,18 @@ def _write(
         "repairs": dict(posterior.report.get("repairs", {})),
     }
     write_json(cell.folder / "provenance.json", provenance)
+
+
+def _save_posterior(work: Work, posterior: Posterior, session: Session) -> dict[str, bool]:
+    """Keep the posterior in the cell; one that cannot be kept says so in the row. For cell.json: whether it was."""
+    try:
+        posterior_store.save(posterior, work.cell.folder, work.fingerprints())
+        return {"posterior_saved": True}
+    except posterior_store.CannotBeSaved as error:
+        note = f"save_posterior: the posterior of method={work.cell.method} cannot be saved ({error})"
+        work.notes.append(note)
+        session.console.say(f"note: {note}")
+        return {"posterior_saved": False}
 
 
 def _components(work: Work) -> list[object]:

@@ -27,6 +27,7 @@ NEVER = (
     "force",
     "stack",
     "figures",
+    "save_posterior",
     "allow",
     "replicates",
     "model.weights",

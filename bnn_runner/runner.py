@@ -210,6 +210,10 @@ def _finished(work: Work, session: Session) -> bool:
         session.console.say(f"the data or the recipe of {short(work.cell.folder)} have changed: it is made anew")
         work.cell.set_status("open", "")
         return False
+    if work.experiment.settings.save_posterior and "posterior_saved" not in facts:
+        session.console.say(f"the posterior of {short(work.cell.folder)} was not kept: it is fitted again")
+        work.cell.set_status("open", "")
+        return False
     return True
 
 

@@ -12,7 +12,7 @@ from bnn_runner.budget import Budget
 from bnn_runner.cells import Cell, command_line
 from bnn_runner.config import Experiment
 from bnn_runner.interrupts import StopRequest
-from bnn_runner.keys import digest, flatten
+from bnn_runner.keys import RECIPE, digest, flatten, list_of
 from bnn_runner.progress import Console, Progress
 from bnn_runner.workplan import Training
 
@@ -57,6 +57,12 @@ class Work:
         if method.finite:
             flat.pop("eval.num_draws", None)
         return flat
+
+    def fingerprints(self) -> dict[str, str]:
+        """What a saved posterior belongs to: trained networks (their keys), data, and the way it was fitted."""
+        fitted = {k: v for k, v in self.effective_config().items() if list_of(k) == "posterior"}
+        networks = digest([t.key for t in self.trainings])
+        return {"networks": networks, "data": self.task.fingerprint, "method": digest(fitted), "recipe": str(RECIPE)}
 
     def metrics_digest(self) -> str:
         """Changes when other metrics, or other settings of them, are asked for."""

@@ -59,6 +59,7 @@ class Settings:
     force: bool
     stack: Literal["auto", "always", "never"]
     figures: bool
+    save_posterior: bool
     allow: tuple[str, ...]
     eval: EvalSettings
 

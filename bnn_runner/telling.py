@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bnn_runner.base import Network
+from bnn_runner.given import try_on
 from bnn_runner.report.cells import read_scores
 from bnn_runner.report.console import score_table
 from bnn_runner.session import Session, Work
@@ -35,6 +38,31 @@ def describe(work: Work, session: Session) -> None:
         say(f"prior={experiment.choices.get('prior')} precision {precisions:g}: weight decay {decay:.3g}")
         if experiment.given:
             say("  (a network trained with weight decay d on these points has prior.precision = d × their number)")
+
+
+def tell_given(work: Work, networks: Sequence[Network], session: Session) -> list[dict[str, Any]]:
+    """Try each network trained elsewhere on this task, before anything is built on it; what cell.json says of it."""
+    experiment, say, found = work.experiment, session.console.say, []
+    for given, network in zip(experiment.given, networks, strict=False):
+        trial = try_on(network, work.task)
+        say(f"given network {given.path.name}: {network.num_parameters:,} parameters")
+        for line in trial.lines():
+            say(line)
+        notes = [*given.notes, *trial.warnings]
+        if work.task.spec.kind == "regression" and experiment.noise.noise == "learned":
+            notes.append(
+                "likelihood.noise=learned needs training: the noise of a given network is its residual standard "
+                "deviation on the training part"
+            )
+        if any(t.rework is not None for t in work.trainings):
+            notes.append(
+                "this method is meant for networks trained with its own noise; the given one is taken as it is"
+            )
+        for note in dict.fromkeys(notes):
+            say(f"note: {note}")
+        work.notes += [n for n in notes if n not in work.notes]
+        found.append({"file": str(given.path), "digest": given.digest, "parts": trial.parts})
+    return found
 
 
 def show_scores(work: Work, session: Session) -> None:

@@ -12,8 +12,9 @@ points independently; the contract tests check that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -126,6 +127,17 @@ class Jacobians:
             simple_conv = isinstance(owner, nn.Conv2d) and owner.groups == 1 and owner.padding_mode == "zeros"
             if not (isinstance(owner, (nn.Linear, *_NORMS)) or simple_conv):
                 self._plain.add(name)
+
+    def state(self) -> dict[str, Any]:
+        """What makes the same object again, with what it has learned of its layers (`posterior_store.Saves`)."""
+        learned = {"plain": sorted(self._plain), "positions": dict(self._positions)}
+        return {"network": self.network, "names": self.names, **learned}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Jacobians:
+        made = cls(state["network"], state["names"])
+        made._plain, made._positions = set(state["plain"]), dict(state["positions"])
+        return made
 
     def rule(self, name: str) -> str:
         """How a tensor's Jacobian is made: matrix (factored weight), bias, norm, or general."""
