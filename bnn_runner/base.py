@@ -63,11 +63,11 @@ class Split:
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
         """Inputs [..., *input_shape] and targets of `indices` (any shape: [B] or [L, B])."""
         flat = indices.reshape(-1).to(self.inputs.device)
-        x = self.prepare(self.inputs[flat])
+        x = self.prepare(self.inputs.index_select(0, flat))  # on a CPU many times faster than [flat] for bytes
         x = x.reshape(*indices.shape, *x.shape[1:])
         if self.targets is None:
             return x, None
-        y = self.targets[flat]
+        y = self.targets.index_select(0, flat)
         return x, y.reshape(*indices.shape, *y.shape[1:])
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
