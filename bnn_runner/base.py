@@ -111,7 +111,8 @@ class Task:
     ones [M, ...] (a table's float64 columns in original units, an image set's uint8 pixels [M, C, H, W]).
     `feature_names` name the columns that a table of new points must have, in the order that `encode`
     takes; `feature_categories` lists the texts of a column of texts, where `encode` takes each text's
-    place in that list; NaN stands for a missing cell. `target_names` [K] name regression targets.
+    place in that list; NaN stands for a missing cell. `read_image` reads an image file as an original
+    input where the set does more than take its pixels (resizing). `target_names` [K] name regression targets.
     """
 
     spec: TaskSpec
@@ -132,6 +133,7 @@ class Task:
     feature_categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     target_names: tuple[str, ...] = ()
     encode: Callable[[Tensor], Tensor] | None = None
+    read_image: Callable[[Path], Tensor] | None = None
 
     def new_points(self, original: Tensor) -> Split:
         """Points without targets from original inputs [M, ...], prepared as those of this task are.

@@ -151,6 +151,7 @@ def _facts(work: Work, session: Session) -> dict[str, Any]:
         "metrics_digest": work.metrics_digest(),
         "shortened": session.budget.describe(),
         "config": work.effective_config(),
+        "places": work.places(),
     }
 
 

@@ -166,7 +166,7 @@ def build(node: Any, allow: Sequence[str] = (), where: str = "", what: str = "")
 def load_experiment(
     overrides: Sequence[str], config_dir: Path | str | None = None, start: Path | None = None
 ) -> Experiment:
-    """Check, expand, compose and build. Raises one `UserError` with the problems of all components.
+    """Check, expand, compose and assemble. Raises one `UserError` with every problem.
 
     Relative paths are anchored to `start` (the folder the command was started in).
     """
@@ -178,14 +178,30 @@ def load_experiment(
     config = compose(expanded, config_dir)
     if isinstance(config.get("data"), dict):
         config["data"].pop("recommended", None)
-    weights = config["model"].pop("weights", None)
+    return assemble(config, choices, start, config_dir, notes, expanded)
 
+
+def assemble(
+    config: dict[str, Any],
+    choices: Mapping[str, Any],
+    start: Path,
+    config_dir: Path | str | None = None,
+    notes: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> Experiment:
+    """The experiment of a resolved configuration. Raises one `UserError` with the problems of all components.
+
+    A configuration that has `model.weights_digest` is that of a finished run: its given networks lie in the cache,
+    and their files are not read again.
+    """
+    config = config | {"model": dict(config["model"])}
+    weights, digests = config["model"].pop("weights", None), config["model"].pop("weights_digest", None)
     problems: list[str] = []
     settings, found = read_settings(config, start)
     problems += found
     allow = [str(name) for name in config.get("allow") or []]
     if allow and config_dir is not None:
-        _reach(Path(config_dir))
+        reach(Path(config_dir))
     parts: dict[str, Any] = {}
     for group in COMPONENTS:
         nodes = config.get("metric") or {} if group == "metric" else {group: config.get(group)}
@@ -202,12 +218,15 @@ def load_experiment(
         problems += error.problems
     problems += _misfits(parts, choices, settings)
     given: tuple[GivenWeights, ...] = ()
-    if weights is not None:
+    if digests is not None:
+        config["model"] |= {"weights": weights, "weights_digest": digests}
+    elif weights is not None:
         try:
             given, paths = _given(weights, start, parts, choices, ready=not problems)
             # The content counts, not the place: the digest enters every key, the paths none.
             config["model"] |= {"weights": paths, "weights_digest": [g.digest for g in given]}
-            expanded = [o for o in expanded if parse(o).key != "model.weights"] + [f"model.weights={to_text(paths)}"]
+            others = [o for o in overrides if parse(o).key != "model.weights"]
+            overrides = [*others, f"model.weights={to_text(paths)}"]
         except UserError as error:
             problems += error.problems
     if problems or settings is None:
@@ -223,7 +242,7 @@ def load_experiment(
         config=config,
         choices={g: c for g, c in choices.items() if c is not None},
         notes=tuple(notes),
-        overrides=tuple(expanded),
+        overrides=tuple(overrides),
         config_dir=None if config_dir is None else Path(config_dir).resolve(),
     )
 
@@ -294,7 +313,7 @@ def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Set
     return problems
 
 
-def _reach(config_dir: Path) -> None:
+def reach(config_dir: Path) -> None:
     """Let trusted classes be imported from the user's folder or from beside it (after everything installed)."""
     for folder in (config_dir.resolve(), config_dir.resolve().parent):
         if os.fspath(folder) not in sys.path:

@@ -32,7 +32,7 @@ from bnn_runner.telling import describe, short, show_scores
 from bnn_runner.training_state import Lane, Recipe
 from bnn_runner.workplan import Training, Workplan
 
-__all__ = ["Outcome", "run"]
+__all__ = ["Outcome", "prepare", "run", "workplan"]
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def run(experiment: Experiment, console: Console | None = None) -> Outcome:
 
 def _works(experiment: Experiment, session: Session) -> list[Work]:
     settings = experiment.settings
-    return [_prepare(experiment, settings.seed + r, session) for r in range(settings.replicates)]
+    return [prepare(experiment, settings.seed + r, session) for r in range(settings.replicates)]
 
 
-def _prepare(experiment: Experiment, seed: int, session: Session) -> Work:
+def prepare(experiment: Experiment, seed: int, session: Session) -> Work:
     """Task, cell and needed trainings of one seed."""
     config = {**experiment.config, "seed": seed, "replicates": 1}
     experiment = replace(experiment, config=config)
@@ -100,7 +100,8 @@ def _prepare(experiment: Experiment, seed: int, session: Session) -> Work:
     return Work(experiment, cell, task, trainings)
 
 
-def _workplan(experiment: Experiment, session: Session) -> Workplan:
+def workplan(experiment: Experiment, session: Session) -> Workplan:
+    """How the experiment's networks are got."""
     settings = experiment.settings
     recipe = Recipe(
         model=experiment.model,
@@ -123,7 +124,7 @@ def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment,
     cost = budgets.Cost()
     changes = budgets.remembered(kept) if limit is not None else None
     if changes is None:
-        plan = _workplan(experiment, session)
+        plan = workplan(experiment, session)
         needed = [t for w in works for t in w.trainings if t.trained and t.given is None]
         missing = [Lane(t.task, t.lane_seed, t.key) for t in needed if not plan.cache.has(t.key)]
         others = [_other_points(w) for w in works]
@@ -162,7 +163,7 @@ def _run_all(works: list[Work], session: Session) -> Outcome:
     if not todo:
         return Outcome("skipped", "all cells were finished", folders)
     describe(todo[0], session)
-    plan = _workplan(todo[0].experiment, session)
+    plan = workplan(todo[0].experiment, session)
     failures: list[str] = []
     try:
         for work in todo:

@@ -58,6 +58,12 @@ class Work:
             flat.pop("eval.num_draws", None)
         return flat
 
+    def places(self) -> dict[str, str | None]:
+        """Where data, networks and the user's own classes lay, for whoever opens the cell again."""
+        settings, own = self.experiment.settings, self.experiment.config_dir
+        places = {"data_dir": settings.data_path, "cache_dir": settings.cache_path, "config_dir": own}
+        return {name: None if path is None else str(path) for name, path in places.items()}
+
     def fingerprints(self) -> dict[str, str]:
         """What a saved posterior belongs to: trained networks (their keys), data, and the way it was fitted."""
         fitted = {k: v for k, v in self.effective_config().items() if list_of(k) == "posterior"}

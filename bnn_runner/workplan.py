@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from bnn_runner.base import Network, Task
 from bnn_runner.cache import NetworkCache
@@ -72,14 +73,19 @@ class Workplan:
         """A trained network out of the cache, one that is given, or one that is wanted untrained as it starts."""
         if not training.trained and training.given is None:
             return self._group([training]).network(0)
-        with global_stream(0, "skeleton"):
-            recipe = replace(self.recipe, rework=training.rework)
-            module = recipe.build(training.task.spec).to(self.device, self.recipe.dtype)
+        module = self.skeleton(training)
         network = self.cache.load(training.key, module, self.device, self.recipe.dtype)
         if network is None and training.given is not None:
+            recipe = replace(self.recipe, rework=training.rework)
             network = given_network(module, training.given, recipe, training.task, training.key)
             self.cache.store(network)
         return network
+
+    def skeleton(self, training: Training) -> nn.Module:
+        """A module of the network's shape, its numbers without meaning."""
+        with global_stream(0, "skeleton"):
+            recipe = replace(self.recipe, rework=training.rework)
+            return recipe.build(training.task.spec).to(self.device, self.recipe.dtype)
 
     def _missing(self, trainings: Sequence[Training]) -> list[Training]:
         """Each key once; an entry counts only if it can be read."""

@@ -1,0 +1,150 @@
+"""`bnn-predict RUN --data FILE`: predictions with uncertainty for new points, from a finished run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bnn_runner.cli.exits import FAILED, INTERRUPTED, MISTAKE, OK
+from bnn_runner.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = 10
+_EXAMPLES = """RUN is a run's folder, the hash at its end (or its beginning), or: latest.
+
+examples:
+  bnn-predict latest --data new.csv                      a table on the screen, its first rows
+  bnn-predict 73562a9c --data new.csv --out table.csv    all of it, into a file
+  bnn-predict outputs/runs/cifar10/resnet20/laplace/0-1b2c3d4e --data photos/ --out photos.csv
+
+Columns of a table are found by name where the data have names, else taken by place; inputs are in original
+units and are prepared as the run prepared its own. Regression: mean, sd, its aleatoric and epistemic part,
+and an interval. Classes: the predicted label, probabilities, entropies. A posterior that was kept
+(save_posterior=true) is read; another is fitted again to the cached network.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code: 0, 1 where the posterior cannot be fitted, 2 for a user's mistake, 130."""
+    arguments = _parser().parse_args(argv)
+    try:
+        predict(arguments)
+    except UserError as error:
+        for problem in error.problems:
+            print(f"bnn-predict: {problem}", file=sys.stderr)
+        return MISTAKE
+    except RunFailed as error:
+        print(f"bnn-predict: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("bnn-predict: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `bnn-predict ... | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OK
+
+
+def predict(arguments: argparse.Namespace) -> None:
+    """Open the run, read the points, predict, show or write. Raises `UserError` for a user's mistake."""
+    if not 0 < arguments.level < 1:
+        raise UserError(f"--level {arguments.level:g} is no share. Give one between 0 and 1, as in --level 0.95.")
+    if arguments.draws is not None and arguments.draws < 1:
+        raise UserError(f"--draws {arguments.draws} leaves nothing to average. Give 1 or more.")
+    folder = find_run(arguments.run, arguments.output_dir)
+    from bnn_runner.api import load
+    from bnn_runner.newdata import read_points
+
+    run = load(folder, device=arguments.device, data_dir=arguments.data_dir, cache_dir=arguments.cache_dir, quiet=True)
+    _tell(f"{run.data} · {run.model} · {run.method} · seed {run.seed} ({folder})")
+    points = read_points(arguments.data, run.task)
+    for note in points.notes:
+        _tell(f"note: {note}")
+    _tell(f"posterior: {_SOURCES[run.posterior_source]}")
+    table = run.predictor(arguments.draws).table(points.points, arguments.level)
+    table.insert(0, points.label_name, list(points.labels))
+    if arguments.out is None:
+        _show(table)
+        return
+    _write(table, arguments.out)
+    _tell(f"wrote {len(table)} predictions to {arguments.out}")
+
+
+_SOURCES = {
+    "saved": "read from the run, as it was saved",
+    "fitted again": "not saved with the run, fitted again to the cached network (save_posterior=true keeps it)",
+}
+
+
+def find_run(name: str, output_dir: Path) -> Path:
+    """The folder of a finished run: a folder, the beginning of a hash, or "latest". Raises `UserError`."""
+    if Path(name).is_dir():
+        return Path(name)
+    folders = [p.parent for p in output_dir.glob("runs/*/*/*/*/DONE")]
+    if not folders:
+        raise UserError(
+            f"There are no finished runs under {output_dir / 'runs'}. Run bnn-run first, name the runs' output_dir "
+            "with --output-dir, or give the folder of a run."
+        )
+    if name == "latest":
+        return max(folders, key=lambda f: (f / "DONE").stat().st_mtime)
+    wanted = name.rstrip("/")
+    found = [f for f in folders if f.name.startswith(wanted) or f.name.rpartition("-")[2].startswith(wanted)]
+    if len(found) == 1:
+        return found[0]
+    listed = "".join(f"\n  {f}" for f in sorted(found or folders)[:SHOWN])
+    rest = f"\n  and {len(found or folders) - SHOWN} more" if len(found or folders) > SHOWN else ""
+    if found:
+        raise UserError(f"{len(found)} runs begin with {name!r}. Give more of the hash:{listed}{rest}")
+    raise UserError(
+        f"{name!r} is no run under {output_dir}. Give a folder, a hash, or latest. There are:{listed}{rest}"
+    )
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _show(table: pd.DataFrame) -> None:
+    """The first rows, as many digits as are read."""
+    print(table.head(SHOWN).to_string(index=False, float_format=lambda v: f"{v:.4g}"), flush=True)
+    if len(table) > SHOWN:
+        print(f"... {len(table)} in all: --out FILE.csv writes them", flush=True)
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
+    from bnn_runner.storage import write_text
+
+    try:
+        write_text(path, table.to_csv(index=False, lineterminator="\n"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}). Give another file by --out.") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bnn-predict", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", help="a run's folder, the beginning of its hash, or latest")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="FILE", help="a table (.csv), .npz with x, an image, or a folder"
+    )
+    parser.add_argument("--out", type=Path, metavar="CSV", help="where the table goes (else its first rows are shown)")
+    parser.add_argument("--level", type=float, default=0.95, metavar="P", help="probability of the interval (0.95)")
+    parser.add_argument("--draws", type=int, metavar="S", help="posterior draws (as many as the run scored)")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="where runs are looked for (outputs)"
+    )
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the run's own data lie now, if elsewhere")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="where trained networks lie now, if elsewhere")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="(auto)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
