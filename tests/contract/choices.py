@@ -46,7 +46,7 @@ def small_model(name: str) -> Model:
 
 
 def small_method(name: str) -> Method:
-    return make("method", name, size=3, rate=0.5)
+    return make("method", name, size=3, rate=0.5, epochs=3, lr=0.001)
 
 
 def fitting_task(model: Model, kind: str, seed: int = 0) -> Task:

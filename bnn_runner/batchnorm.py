@@ -1,0 +1,51 @@
+"""Batch normalisation for weights that were never trained: statistics of the clean training data at those weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bnn_runner.base import Split
+from bnn_runner.modes import evaluation_mode
+
+_BATCH = 512
+
+
+def batchnorm_layers(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """The layers whose running statistics depend on the data."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return [m for m in module.modules() if isinstance(m, kind) and m.track_running_stats]
+
+
+@torch.no_grad()
+def recomputed(
+    module: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], split: Split
+) -> dict[str, Tensor]:
+    """Buffers in which every running mean and variance is that of `split` under `parameters`.
+
+    One pass in batches of nearly equal size, each statistic averaged over them by their number of
+    points; no point is dropped. Flags and momenta of the module are left as found.
+    """
+    fresh = {name: b.clone() for name, b in buffers.items()}
+    layers = batchnorm_layers(module)
+    if not layers:
+        return fresh
+    momenta = [layer.momentum for layer in layers]
+    seen = 0
+    try:
+        with evaluation_mode(module):
+            for layer in layers:
+                layer.train()
+            for rows in torch.arange(len(split)).tensor_split(math.ceil(len(split) / _BATCH)):
+                seen += len(rows)
+                for layer in layers:
+                    layer.momentum = len(rows) / seen
+                functional_call(module, {**parameters, **fresh}, (split.gather(rows)[0],))
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+    return fresh

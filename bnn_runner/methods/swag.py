@@ -1,0 +1,188 @@
+"""SWAG and multi-SWAG (Maddox et al. 2019; Wilson & Izmailov 2020): Gaussians fitted to the path of SGD."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import FitContext, Likelihood, Network, Predictive, Split, Task, TaskSpec, TrainingSpec
+from bnn_runner.batchnorm import batchnorm_layers, recomputed
+from bnn_runner.errors import raise_all
+from bnn_runner.hyper import HyperRule
+from bnn_runner.posteriors import NetworkDraws, stacked_noise
+from bnn_runner.sharpness import sharpness
+from bnn_runner.streams import generator
+from bnn_runner.swag_collection import PathMoments, Phase, collect
+
+
+@dataclass(frozen=True)
+class SWAGPosterior:
+    """The equal mixture, over members, of N(mean, scale (diag(variance) + D Dᵀ/(R−1))).
+
+    Its draw s is member s mod M at θ = mean + √scale (√variance z₁ + D z₂/√(R−1)), z standard
+    normal; D [P, R] holds the last R deviations (none: the second term is absent). For R > 1
+    Maddox et al. give scale ½, so that the diagonal and the low-rank part each count half.
+    """
+
+    networks: tuple[Network, ...]
+    members: tuple[PathMoments, ...]
+    scale: float
+    train: Split
+    report: Mapping[str, Any] = field(default_factory=dict)
+    treatment: Mapping[str, str] = field(default_factory=dict)
+    finite: bool = False
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The first member's; the draws carry each member's own."""
+        return self.networks[0].likelihood
+
+    def draws(self, num_draws: int, seed: int) -> SWAGDraws:
+        return SWAGDraws(self, seed, 0, num_draws)
+
+    def weights(self, s: int, seed: int) -> Tensor:
+        """θ of draw s, [P]."""
+        member = self.members[s % len(self.members)]
+        random = generator(seed, "swag", s)
+        mean, rank = member.mean, len(member.deviations)
+        z1 = torch.randn(len(mean), generator=random).to(mean)
+        step = (member.squares / member.count).sqrt() * z1
+        if rank > 1:
+            z2 = torch.randn(rank, generator=random).to(mean) / math.sqrt(rank - 1)
+            step = step + z2 @ torch.stack(member.deviations)
+        return mean + math.sqrt(self.scale) * step
+
+
+@dataclass(frozen=True)
+class SWAGDraws:
+    """Draws first … last − 1. Weights, and batchnorm statistics at them, are made once, when first called."""
+
+    posterior: SWAGPosterior
+    seed: int
+    first: int
+    last: int
+
+    @property
+    def log_weights(self) -> Tensor:
+        return torch.zeros(len(self))
+
+    @property
+    def floats_per_draw(self) -> int:
+        return self.posterior.networks[0].num_parameters
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return self._networks.likelihood
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def __getitem__(self, part: slice) -> SWAGDraws:
+        a, b, _ = part.indices(len(self))
+        return SWAGDraws(self.posterior, self.seed, self.first + a, self.first + max(a, b))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._networks(x)
+
+    @cached_property
+    def _networks(self) -> NetworkDraws:
+        posterior = self.posterior
+        owners = [posterior.networks[s % len(posterior.networks)] for s in range(self.first, self.last)]
+        module, full = owners[0].module, []
+        for s, owner in enumerate(owners, self.first):
+            pieces = posterior.weights(s, self.seed).split([p.numel() for p in owner.parameters.values()])
+            parameters = {n: w.view_as(p) for (n, p), w in zip(owner.parameters.items(), pieces, strict=True)}
+            full.append({**parameters, **recomputed(module, parameters, owner.buffers, posterior.train)})
+        return NetworkDraws(module, tuple(full), stacked_noise(owners), self.floats_per_draw)
+
+
+@dataclass(frozen=True)
+class SWAG:
+    """A Gaussian around the path of SGD that goes on from the MAP network at a constant learning rate.
+
+    size: independent members (more than one is multi-SWAG); structure: low_rank (diagonal and the
+    last `rank` deviations) or diag; epochs, lr, momentum: of the collection, with the batch size of
+    the schedule (lr null: 1 over the loss's largest curvature at the MAP weights, about a quarter of
+    what is stable under momentum 0.9); collect_every: epochs between two collections; scale: of the
+    covariance, ½ for
+    low_rank and 1 for diag where it is null (the convention of Maddox et al., whose ½ this is).
+    """
+
+    size: int = 1
+    structure: Literal["low_rank", "diag"] = "low_rank"
+    epochs: int = 40
+    lr: float | None = None
+    momentum: float = 0.9
+    collect_every: int = 1
+    rank: int = 20
+    scale: float | None = None
+    finite: ClassVar[bool] = False
+    uses_hyper: ClassVar[bool] = False
+    predictive: ClassVar[Predictive] = "draws"
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.size < 1:
+            problems.append(f"method.size={self.size} leaves no member. It must be 1 or more.")
+        if self.collect_every < 1 or self.epochs < 2 * self.collect_every:
+            problems.append(
+                f"method.epochs={self.epochs} with method.collect_every={self.collect_every} collects fewer than two "
+                "weight vectors, which have no spread. Raise method.epochs or lower method.collect_every (1 or more)."
+            )
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            problems.append(f"method.lr={self.lr} is not a learning rate. It must be above 0 and finite.")
+        if not 0 <= self.momentum < 1:
+            problems.append(f"method.momentum={self.momentum} must lie in [0, 1).")
+        if self.rank < 2:
+            problems.append(f"method.rank={self.rank} spans nothing. It must be 2 or more; structure=diag has none.")
+        if self.scale is not None and not 0 < self.scale < math.inf:
+            problems.append(f"method.scale={self.scale} is no scale of a covariance. It must be above 0 and finite.")
+        raise_all(problems)
+
+    def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
+        return []
+
+    def needs(self) -> list[TrainingSpec]:
+        return [TrainingSpec(member) for member in range(self.size)]
+
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> SWAGPosterior:
+        low_rank = self.structure == "low_rank"
+        lr = self.lr
+        if lr is None:
+            lr = 1 / max(1e-12, *(sharpness(network, task) for network in networks))
+        phase = Phase(self.epochs, self.collect_every, lr, self.momentum, self.rank if low_rank else 0)
+        members = tuple(collect(task, networks, phase, context))
+        rank = len(members[0].deviations)
+        scale = self.scale if self.scale is not None else (0.5 if low_rank else 1.0)
+        rule = f"SWAG, diagonal and rank {rank}" if low_rank else "SWAG, diagonal"
+        flat = [torch.cat([p.flatten() for p in n.parameters.values()]) for n in networks]
+        moved = [float((m.mean - w).norm() / w.norm()) for m, w in zip(members, flat, strict=True)]
+        report: dict[str, Any] = {
+            "members": len(members),
+            "collected": members[0].count,
+            "rank": rank,
+            "scale": scale,
+            "lr": lr,
+            "mean_moved": sum(moved) / len(moved),
+            "weight_sd": float(torch.stack([(m.squares / m.count).mean() for m in members]).mean().sqrt()),
+        }
+        notes = []
+        if batchnorm_layers(networks[0].module):
+            notes.append(
+                f"batchnorm statistics are recomputed for every draw on the {len(task.train)} clean training points"
+            )
+        if len(task.train) <= context.schedule.batch_size:
+            notes.append(
+                f"all {len(task.train)} points make one batch: the path has no gradient noise and its spread is only "
+                "its drift. Lower schedule.batch_size"
+            )
+        if notes:
+            report["notes"] = notes
+        treatment = dict.fromkeys(networks[0].parameters, f"{rule}, covariance times {scale:g}")
+        return SWAGPosterior(tuple(networks), members, scale, task.train, report, treatment)
