@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,20 @@ def batchnorm_layers(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]
     """The layers whose running statistics depend on the data."""
     kind = nn.modules.batchnorm._BatchNorm
     return [m for m in module.modules() if isinstance(m, kind) and m.track_running_stats]
+
+
+@dataclass(frozen=True)
+class CleanInputs:
+    """The training inputs that statistics are made of. On disk they lie as the network takes them."""
+
+    split: Split
+
+    def state(self) -> dict[str, Tensor]:
+        return {"inputs": torch.cat([x.cpu() for x, _ in self.split.batches(_BATCH)])}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> CleanInputs:
+        return cls(Split(state["inputs"], None, torch.arange(len(state["inputs"]))))
 
 
 @torch.no_grad()

@@ -84,7 +84,7 @@ class _Same:
         return []
 
     def build(self, spec: TaskSpec) -> nn.Module:
-        return copy.deepcopy(self.network.module)
+        return copy.deepcopy(self.network.module).requires_grad_()
 
     def precisions(self, module: nn.Module) -> dict[str, float]:
         return dict(self.network.prior_precision)

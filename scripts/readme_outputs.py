@@ -113,7 +113,7 @@ def method_table(catalogue: Catalogue) -> str:
     rows = [head, "|---|---|--:|---|---|---|---|---|"]
     for choice in catalogue.choices("method"):
         method: Any = build(catalogue.load("method", choice))
-        structure = f"{method.structure}, {method.weights}" if hasattr(method, "structure") else "–"
+        structure = ", ".join(getattr(method, key) for key in ("structure", "weights") if hasattr(method, key)) or "–"
         number = len(method.needs())
         draws = f"its {number}" if method.finite else "any number" if method.predictive == "draws" else "–"
         joint = "exact" if method.finite else "by draws" if method.predictive == "draws" else "regression, exact"

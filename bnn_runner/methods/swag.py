@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, Likelihood, Network, Predictive, Split, Task, TaskSpec, TrainingSpec
-from bnn_runner.batchnorm import batchnorm_layers, recomputed
+from bnn_runner.base import FitContext, Likelihood, Network, Predictive, Task, TaskSpec, TrainingSpec
+from bnn_runner.batchnorm import CleanInputs, batchnorm_layers, recomputed
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper import HyperRule
 from bnn_runner.posteriors import NetworkDraws, stacked_noise
@@ -27,13 +27,14 @@ class SWAGPosterior:
 
     Its draw s is member s mod M at θ = mean + √scale (√variance z₁ + D z₂/√(R−1)), z standard
     normal; D [P, R] holds the last R deviations (none: the second term is absent). For R > 1
-    Maddox et al. give scale ½, so that the diagonal and the low-rank part each count half.
+    Maddox et al. give scale ½, so that the diagonal and the low-rank part each count half. `clean` is
+    what batchnorm statistics are recomputed on, where the network has any.
     """
 
     networks: tuple[Network, ...]
     members: tuple[PathMoments, ...]
     scale: float
-    train: Split
+    clean: CleanInputs | None
     report: Mapping[str, Any] = field(default_factory=dict)
     treatment: Mapping[str, str] = field(default_factory=dict)
     finite: bool = False
@@ -98,7 +99,10 @@ class SWAGDraws:
         for s, owner in enumerate(owners, self.first):
             pieces = posterior.weights(s, self.seed).split([p.numel() for p in owner.parameters.values()])
             parameters = {n: w.view_as(p) for (n, p), w in zip(owner.parameters.items(), pieces, strict=True)}
-            full.append({**parameters, **recomputed(module, parameters, owner.buffers, posterior.train)})
+            buffers = owner.buffers
+            if posterior.clean is not None:
+                buffers = recomputed(module, parameters, buffers, posterior.clean.split)
+            full.append({**parameters, **buffers})
         return NetworkDraws(module, tuple(full), stacked_noise(owners), self.floats_per_draw)
 
 
@@ -173,7 +177,9 @@ class SWAG:
             "weight_sd": float(torch.stack([(m.squares / m.count).mean() for m in members]).mean().sqrt()),
         }
         notes = []
+        clean = None
         if batchnorm_layers(networks[0].module):
+            clean = CleanInputs(task.train)
             notes.append(
                 f"batchnorm statistics are recomputed for every draw on the {len(task.train)} clean training points"
             )
@@ -185,4 +191,4 @@ class SWAG:
         if notes:
             report["notes"] = notes
         treatment = dict.fromkeys(networks[0].parameters, f"{rule}, covariance times {scale:g}")
-        return SWAGPosterior(tuple(networks), members, scale, task.train, report, treatment)
+        return SWAGPosterior(tuple(networks), members, scale, clean, report, treatment)

@@ -58,7 +58,7 @@ def test_the_covariance_of_draws_is_the_stated_one(rank: int, scale: float) -> N
     moments = moments_of(path(9, 5), rank).lane(0)
     task = make_task("regression", (4,), 1)
     network = make_network(MLP(hidden=()), task)
-    posterior = SWAGPosterior((network,), (moments,), scale, task.train)
+    posterior = SWAGPosterior((network,), (moments,), scale, None)
     count = 15_000
     draws = torch.stack([posterior.weights(s, 7) for s in range(count)])
     covariance = torch.diag(moments.squares / moments.count)
@@ -80,7 +80,7 @@ def test_a_mixture_takes_its_members_in_turn() -> None:
     both = moments_of(theta, 3)
     task = make_task("regression", (4,), 1)
     networks = tuple(make_network(MLP(hidden=()), task, noise=n, seed=i) for i, n in enumerate((0.1, 0.7)))
-    posterior = SWAGPosterior(networks, (both.lane(0), both.lane(1)), 0.5, task.train)
+    posterior = SWAGPosterior(networks, (both.lane(0), both.lane(1)), 0.5, None)
     assert [float(posterior.weights(s, 0).mean()) > 5e5 for s in range(4)] == [False, True, False, True]
     noise = posterior.draws(4, 0)[1:].likelihood.log_noise.exp().flatten()  # type: ignore[attr-defined]
     torch.testing.assert_close(noise, torch.tensor([0.7, 0.1, 0.7], dtype=torch.float64))
