@@ -25,7 +25,9 @@ class PrecisionProblem:
 
     `evidence` is in nats, of precisions [T] or of one for all, [1]; `validation` is the mean
     log-likelihood of the validation part for each of several precisions [T];
-    `effective_dimensions` are Tr_g H (H + Λ)⁻¹, [T], and `squares` ‖w*_g‖², [T].
+    `effective_dimensions` are Tr_g H (H + Λ)⁻¹, [T], and `squares` the squared norms ‖w_g‖² [T] of
+    the weights that the evidence is taken at, which may depend on the precisions; `invariant` names the
+    groups whose scale a normalisation layer takes out again.
     """
 
     names: tuple[str, ...]
@@ -33,7 +35,8 @@ class PrecisionProblem:
     evidence: Callable[[Tensor], Tensor]
     validation: Callable[[Sequence[Tensor]], list[float]]
     effective_dimensions: Callable[[Tensor], Tensor]
-    squares: Tensor
+    squares: Callable[[Tensor], Tensor]
+    invariant: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,15 +115,20 @@ class Grid:
         return Choice(torch.full_like(problem.start, float(values[best])), report, notes)
 
 
+Family = Literal["isotropic", "layerwise", "groupwise"]
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The largest log marginal likelihood, by BFGS in log λ (MacKay 1992; Immer et al. 2021).
 
-    family=isotropic: one λ; layerwise: one a group of weights. A λ that runs to `low` or `high`, or
-    a search that meets a value that is not finite, says so and keeps its start value.
+    family=isotropic: one λ; layerwise: one a group of weights (tensor, or layer where blocks are
+    layers); groupwise: one for each scale-invariant group and one for all others (Antorán et al.
+    2022, §4). A λ that runs to `low` or `high`, or a search that meets a value that is not finite,
+    says so and keeps its start value.
     """
 
-    family: Literal["isotropic", "layerwise"] = "isotropic"
+    family: Family = "isotropic"
     steps: int = 100
     low: float = 1e-6
     high: float = 1e8
@@ -130,28 +138,30 @@ class Evidence:
         raise_all(_range_problems(self.low, self.high, self.steps))
 
     def choose(self, problem: PrecisionProblem) -> Choice:
-        start = _inside(problem.start, self.low, self.high)
-        count = 1 if self.family == "isotropic" else len(start)
-        initial = start.log().mean().reshape(1) if self.family == "isotropic" else start.log()
-        free = torch.ones(count, dtype=torch.bool)
+        ties = tied(problem, self.family)
+        start = _inside(problem.start, self.low, self.high).log()
+        initial = _mean_by(start, ties)
+        free = torch.ones(len(initial), dtype=torch.bool)
         notes: list[str] = []
         bounds = math.log(self.low), math.log(self.high)
+
+        def objective(logs: Tensor) -> Tensor:
+            return problem.evidence(logs.exp() if len(logs) == 1 else logs.exp()[ties])
+
         while True:
-            found = maximise(lambda logs: problem.evidence(logs.exp()), initial, free, *bounds, self.steps)
+            found = maximise(objective, initial, free, *bounds, self.steps)
             logs, gradient, iterations = found.point, found.gradient, found.iterations
             if not found.finite:
-                notes.append("hyper=evidence: the search met a value that is not finite; the training prior is kept")
+                values = ", ".join(f"{v:.3g}" for v in sorted(set(initial.exp().tolist())))
+                notes.append(
+                    f"hyper=evidence: the search met a value that is not finite; the start value is kept ({values})"
+                )
                 report = {"hyper_status": "diverged", "hyper_iterations": iterations}
-                return Choice(start, report, tuple(notes))
+                return Choice(initial.exp()[ties], report, tuple(notes))
             stuck = free & ((logs < bounds[0] + 1e-3) | (logs > bounds[1] - 1e-3))
             if not bool(stuck.any()):
                 break
-            where = (
-                "all weights"
-                if self.family == "isotropic"
-                else ", ".join(n for n, s in zip(problem.names, stuck, strict=True) if s)
-            )
-            notes.append(f"hyper=evidence: the precision of {where} ran to a bound and keeps its start value")
+            notes.append(_at_bound("evidence", problem, stuck[ties]))
             free &= ~stuck
             if not bool(free.any()):
                 logs = initial
@@ -163,7 +173,7 @@ class Evidence:
                 " raise hyper.steps"
             )
         report = {"hyper_status": status, "hyper_iterations": iterations, "hyper_gradient": gradient}
-        return Choice(logs.exp().expand(len(start)).clone(), report, tuple(notes))
+        return Choice(logs.exp()[ties], report, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -175,7 +185,7 @@ class FixedPoint:
     or meets a value that is not finite, says so and keeps its start value.
     """
 
-    family: Literal["isotropic", "layerwise"] = "isotropic"
+    family: Family = "isotropic"
     steps: int = 200
     tolerance: float = 1e-6
     low: float = 1e-6
@@ -191,40 +201,70 @@ class FixedPoint:
         raise_all(problems)
 
     def choose(self, problem: PrecisionProblem) -> Choice:
-        start = _inside(problem.start, self.low, self.high)
-        tied = self.family == "isotropic"
-        precisions = start.log().mean().exp().expand_as(start).clone() if tied else start.clone()
-        initial, free, notes = precisions.clone(), torch.ones(len(start), dtype=torch.bool), []
+        ties = tied(problem, self.family)
+        initial = _mean_by(_inside(problem.start, self.low, self.high).log(), ties).exp()
+        precisions, free = initial.clone(), torch.ones(len(initial), dtype=torch.bool)
+        notes: list[str] = []
         change, iteration = math.inf, 0
         while iteration < self.steps and change > self.tolerance and bool(free.any()):
             iteration += 1
-            dimensions, squares = problem.effective_dimensions(precisions), problem.squares
-            if tied:
-                dimensions, squares = dimensions.sum().expand_as(start), squares.sum().expand_as(start)
+            dimensions, squares = self._terms(problem, precisions[ties], ties)
             moved = torch.where(free, dimensions / squares, precisions)
-            if bool((moved[free] != moved[free]).any()):
-                report = {"hyper_status": "diverged", "hyper_iterations": iteration}
+            if bool(moved.isnan().any()):
                 note = "hyper=fixed_point: a precision became NaN; every precision keeps its start value"
-                return Choice(initial, report, (note,))
+                return Choice(initial[ties], {"hyper_status": "diverged", "hyper_iterations": iteration}, (note,))
             stuck = free & ((moved <= self.low) | (moved >= self.high))
             if bool(stuck.any()):
-                which = "all weights" if tied else ", ".join(n for n, s in zip(problem.names, stuck, strict=True) if s)
-                notes.append(f"hyper=fixed_point: the precision of {which} ran to a bound and keeps its start value")
+                notes.append(_at_bound("fixed_point", problem, stuck[ties]))
                 free &= ~stuck
                 moved = torch.where(stuck, initial, moved)
             change = float((moved / precisions).log().abs().max())
             precisions = moved
-        gradient = 0.5 * (problem.effective_dimensions(precisions) - precisions * problem.squares)
-        gradient = gradient.sum().reshape(1) if tied else gradient
-        largest = float(gradient[free[: len(gradient)]].abs().max()) if bool(free.any()) else 0.0
-        status = "at bound" if notes else ("converged" if change <= self.tolerance else "not converged")
+        dimensions, squares = self._terms(problem, precisions[ties], ties)
+        gradient = 0.5 * (dimensions - precisions * squares)
+        status = "at bound" if notes else "converged"
         if change > self.tolerance and bool(free.any()):
+            status = "not converged"
             notes.append(
                 f"hyper=fixed_point: the precisions still move by {change:.2g} of a logarithm after {iteration} steps;"
                 " raise hyper.steps"
             )
+        largest = float(gradient[free].abs().max()) if bool(free.any()) else 0.0
         report = {"hyper_status": status, "hyper_iterations": iteration, "hyper_gradient": largest}
-        return Choice(precisions, report, tuple(notes))
+        return Choice(precisions[ties], report, tuple(notes))
+
+    @staticmethod
+    def _terms(problem: PrecisionProblem, precisions: Tensor, ties: Tensor) -> tuple[Tensor, Tensor]:
+        """Effective dimension and squared norm of each variable's weights, at precisions [T]."""
+        return _sum_by(problem.effective_dimensions(precisions), ties), _sum_by(problem.squares(precisions), ties)
+
+
+def tied(problem: PrecisionProblem, family: Family) -> Tensor:
+    """Which variable each of the T groups has its precision from, [T] int64."""
+    count = len(problem.names)
+    if family == "isotropic":
+        return torch.zeros(count, dtype=torch.int64)
+    if family == "layerwise":
+        return torch.arange(count)
+    own = torch.tensor([name in problem.invariant for name in problem.names])
+    if bool(own.all()):
+        return torch.arange(count)
+    return torch.where(own, own.cumsum(0), 0)
+
+
+def _sum_by(values: Tensor, ties: Tensor) -> Tensor:
+    return torch.zeros(int(ties.max()) + 1, dtype=values.dtype).index_add(0, ties, values)
+
+
+def _mean_by(values: Tensor, ties: Tensor) -> Tensor:
+    return _sum_by(values, ties) / _sum_by(torch.ones_like(values), ties)
+
+
+def _at_bound(rule: str, problem: PrecisionProblem, stuck: Tensor) -> str:
+    """What is said of precisions that ran away, `stuck` [T]."""
+    some = ", ".join(n for n, s in zip(problem.names, stuck.tolist(), strict=True) if s)
+    which = "all weights" if bool(stuck.all()) else some
+    return f"hyper={rule}: the precision of {which} ran to a bound and keeps its start value"
 
 
 def _range_problems(low: float, high: float, steps: int) -> list[str]:

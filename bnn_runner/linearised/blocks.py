@@ -30,6 +30,10 @@ class Block(Protocol):
         """Standard normals [S, P_g] to draws of N(0, (H_g + λI)⁻¹)."""
         ...
 
+    def product(self, vectors: Tensor, precision: float) -> Tensor:
+        """(H_g + λI)⁻¹ v for vectors [S, P_g]."""
+        ...
+
     def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
         """[B, C, P_g] whose products over the last axis are the block's part of J Σ Jᵀ."""
         ...
@@ -69,6 +73,9 @@ class DiagonalBlock:
     def sample(self, z: Tensor, precision: float) -> Tensor:
         return z * (self.diagonal + precision).rsqrt().to(z)
 
+    def product(self, vectors: Tensor, precision: float) -> Tensor:
+        return vectors / (self.diagonal + precision).to(vectors)
+
     def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
         dense = jacobian.dense()
         return dense * (self.diagonal + precision).rsqrt().to(dense)
@@ -97,15 +104,19 @@ class KroneckerBlock:
         scaled = z.reshape(-1, o, d) * self._scale(precision).to(z)
         return (self.vectors_g.to(z) @ scaled @ self.vectors_a.to(z).T).reshape(len(z), -1)
 
+    def product(self, vectors: Tensor, precision: float) -> Tensor:
+        o, d = len(self.vectors_g), len(self.vectors_a)
+        q_g, q_a = self.vectors_g.to(vectors), self.vectors_a.to(vectors)
+        inside = q_g.T @ vectors.reshape(-1, o, d) @ q_a * self._scale(precision).square().to(vectors)
+        return (q_g @ inside @ q_a.T).reshape(len(vectors), -1)
+
     def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
-        o = len(self.vectors_g)
-        if isinstance(jacobian, Factored) and jacobian.inputs.shape[-1] < len(self.vectors_a):
-            b, c = jacobian.grads.shape[:2]
+        assert isinstance(jacobian, Factored), "a Kronecker block belongs to a weight matrix"
+        b, c, o, t = jacobian.grads.shape
+        if t < len(self.vectors_a):
             dense = self.rotated(jacobian).dense().reshape(b * c, o, -1)
-        else:  # dense already, or fewer numbers in the Jacobian than in the positions it sums over
-            plain = jacobian.dense()
-            b, c = plain.shape[:2]
-            plain = plain.reshape(b * c, o, -1)
+        else:  # fewer numbers in the Jacobian than in the positions it sums over
+            plain = jacobian.dense().reshape(b * c, o, -1)
             dense = self.vectors_g.to(plain).T @ plain @ self.vectors_a.to(plain)
         return (dense * self._scale(precision).to(dense)).reshape(b, c, -1)
 
@@ -136,6 +147,10 @@ class FullBlock:
 
     def sample(self, z: Tensor, precision: float) -> Tensor:
         return (z * (self.values + precision).rsqrt().to(z)) @ self.vectors.to(z).T
+
+    def product(self, vectors: Tensor, precision: float) -> Tensor:
+        basis = self.vectors.to(vectors)
+        return ((vectors @ basis) / (self.values + precision).to(vectors)) @ basis.T
 
     def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
         dense = jacobian.dense()
@@ -168,6 +183,15 @@ class BlockGaussian:
         parts = z.to(self.device, self.dtype).split([g.size(self.sizes) for g in self.groups], dim=1)
         moved = [
             group.unpacked(block.sample(part, lam), self.sizes)
+            for group, block, part, lam in zip(self.groups, self.blocks, parts, self.precisions, strict=True)
+        ]
+        return torch.cat(moved, dim=1)
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Σ v for vectors [S, P]."""
+        parts = vectors.split([g.size(self.sizes) for g in self.groups], dim=1)
+        moved = [
+            group.unpacked(block.product(group.packed(part, self.sizes), lam), self.sizes)
             for group, block, part, lam in zip(self.groups, self.blocks, parts, self.precisions, strict=True)
         ]
         return torch.cat(moved, dim=1)

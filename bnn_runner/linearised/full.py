@@ -59,6 +59,12 @@ class FullGaussian:
         u = z + ((z @ self.vectors) * shrink) @ self.vectors.T
         return (u * self.scale).to(self.dtype)
 
+    def product(self, vectors: Tensor) -> Tensor:
+        """Σ v for vectors [S, P]."""
+        u = wide(vectors) * self.scale
+        u = u - ((u @ self.vectors) * (self.values / (1 + self.values))) @ self.vectors.T
+        return (u * self.scale).to(vectors)
+
     def half(self, jacobians: BatchJacobians) -> Tensor:
         """[B, C, r + P] (or [B, C, P] where all directions are kept) whose products are J Σ Jᵀ, float64."""
         rows = wide(jacobians.dense()) * self.scale

@@ -29,13 +29,18 @@ class Group:
         if len(self.members) == 1:
             return first
         if self.homogeneous:
-            if isinstance(first, Dense):
-                bias = tensors[self.members[1]].dense().unsqueeze(-1)
-                matrix = first.dense().reshape(*bias.shape[:-1], -1)
-                return Dense(torch.cat([matrix, bias], dim=-1).flatten(2))
+            assert isinstance(first, Factored)
             ones = torch.ones_like(first.inputs[:, :1])
             return Factored(torch.cat([first.inputs, ones], dim=1), first.grads)
         return Dense(torch.cat([tensors[name].dense() for name in self.members], dim=-1))
+
+    def packed(self, values: Tensor, sizes: Mapping[str, int]) -> Tensor:
+        """[S, P_g] in the order of its tensors to the group's order; `unpacked` undoes it."""
+        if not self.homogeneous:
+            return values
+        outputs = sizes[self.members[1]]
+        matrix = values[:, :-outputs].reshape(len(values), outputs, -1)
+        return torch.cat([matrix, values[:, -outputs:].unsqueeze(-1)], dim=-1).flatten(1)
 
     def unpacked(self, values: Tensor, sizes: Mapping[str, int]) -> Tensor:
         """[S, P_g] in the group's order to the order of its tensors, one after the other."""

@@ -41,6 +41,11 @@ class Factored:
     inputs: Tensor
     grads: Tensor
 
+    @property
+    def size(self) -> int:
+        """Weights of the tensor."""
+        return self.grads.shape[2] * self.inputs.shape[1]
+
     def dense(self) -> Tensor:
         """[B, C, o·d]."""
         b, c, o, t = self.grads.shape
@@ -69,6 +74,11 @@ class Factored:
             out[..., i : i + step] = torch.bmm(grads, moved)
         return out
 
+    def pull(self, values: Tensor) -> Tensor:
+        """Σ_b J_bᵀ u_b for values [B, C]: [o·d]."""
+        grads = torch.einsum("bcot,bc->bot", self.grads, values)
+        return torch.einsum("bot,bdt->od", grads, self.inputs).reshape(-1)
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -76,11 +86,19 @@ class Dense:
 
     values: Tensor
 
+    @property
+    def size(self) -> int:
+        """Weights of the tensor."""
+        return self.values.shape[-1]
+
     def dense(self) -> Tensor:
         return self.values
 
     def apply(self, deltas: Tensor) -> Tensor:
         return self.values @ deltas.T
+
+    def pull(self, values: Tensor) -> Tensor:
+        return torch.einsum("bcp,bc->p", self.values, values)
 
 
 TensorJacobian = Factored | Dense
@@ -96,6 +114,16 @@ class BatchJacobians:
     def dense(self) -> Tensor:
         """Every tensor side by side, [B, C, P]."""
         return torch.cat([j.dense() for j in self.tensors.values()], dim=-1)
+
+    def push(self, delta: Tensor) -> Tensor:
+        """J δ for δ [P], every tensor one after the other: [B, C]."""
+        sizes = [j.size for j in self.tensors.values()]
+        parts = zip(self.tensors.values(), delta.split(sizes), strict=True)
+        return torch.stack([j.apply(part.unsqueeze(0)) for j, part in parts]).sum(0).squeeze(-1)
+
+    def pull(self, values: Tensor) -> Tensor:
+        """Σ_b J_bᵀ u_b for values [B, C], every tensor one after the other: [P]."""
+        return torch.cat([j.pull(values) for j in self.tensors.values()])
 
 
 @dataclass

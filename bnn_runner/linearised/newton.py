@@ -11,7 +11,7 @@ from torch.func import functional_call
 from bnn_runner.base import Network, Task
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.groups import Group
-from bnn_runner.linearised.jacobians import BatchJacobians, Dense, Jacobians
+from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.modes import evaluation_mode
 
@@ -45,7 +45,5 @@ def newton_decrement(
     for group, precision in zip(groups, precisions.tolist(), strict=True):
         for name in group.members:
             gradient[name] += precision * wide(network.parameters[name])
-    like = network.parameters[jacobians.names[0]]
-    rows = {name: Dense(g.reshape(1, 1, -1).to(like)) for name, g in gradient.items()}
-    empty = torch.zeros(1, 1, dtype=like.dtype, device=like.device)
-    return 0.5 * float(gaussian.covariance(BatchJacobians(empty, dict(rows))))
+    flat = torch.cat([g.flatten() for g in gradient.values()])
+    return 0.5 * float(flat @ gaussian.product(flat.unsqueeze(0))[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -13,13 +13,16 @@ from bnn_runner.base import FitContext, Network, Predictive, Task, TaskSpec, Tra
 from bnn_runner.errors import RunFailed, raise_all
 from bnn_runner.hyper import HyperRule, PrecisionProblem
 from bnn_runner.linearised.algebra import Repairs
-from bnn_runner.linearised.evidence import log_evidence, log_likelihood, squared_norms, validation_logliks
+from bnn_runner.linearised.evidence import Curvature, log_evidence, validation_logliks
 from bnn_runner.linearised.full import bytes_needed
+from bnn_runner.linearised.invariance import scale_invariant
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.newton import newton_decrement
 from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
+from bnn_runner.linearised.point import At, Mode, Point, at_network, at_tangent_optimum
 from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace, last_layer_names
 from bnn_runner.linearised.structures import Fit, Structure, rule_of
+from bnn_runner.linearised.tangent import TangentModel
 from bnn_runner.modes import true_float32
 
 FULL_UP_TO = 3000
@@ -37,7 +40,10 @@ class Laplace:
     weight's Kronecker factors. weights: all or last_layer; the rest stay at their MAP values. norm: scale and
     shift of norm layers have a block of their own, or are held at MAP. predict: draws of the tangent
     model; closed_form (exact Gaussian; probit for classes); bridge (classes); network (draws
-    through the network itself, for comparison).
+    through the network itself, for comparison). mode: network takes the evidence at w*; tangent at
+    the tangent model's own optimum v*, found to a relative gradient of `tangent_tolerance` within
+    `tangent_passes` passes over the data; auto is tangent where that is reached, else network. The
+    predictive mean is f(x, w*) in all of them.
     """
 
     structure: Structure | Literal["auto"] = "auto"
@@ -48,6 +54,9 @@ class Laplace:
     weights: Literal["all", "last_layer"] = "all"
     norm: Literal["block", "map"] = "block"
     predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
+    mode: Mode = "network"
+    tangent_tolerance: float = 1e-7
+    tangent_passes: int = 2000
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = True
 
@@ -55,6 +64,12 @@ class Laplace:
         problems = []
         if self.fisher_samples < 1:
             problems.append(f"method.fisher_samples={self.fisher_samples} samples nothing. It must be 1 or more.")
+        if self.tangent_passes < 1:
+            problems.append(f"method.tangent_passes={self.tangent_passes} is no budget. It must be 1 or more.")
+        if not 0 < self.tangent_tolerance < 1:
+            problems.append(
+                f"method.tangent_tolerance={self.tangent_tolerance} is no ratio of gradients. It lies between 0 and 1."
+            )
         if self.fisher_samples > 1 and self.curvature != "mc_fisher":
             problems.append(
                 f"method.fisher_samples={self.fisher_samples} would be ignored under method.curvature={self.curvature}."
@@ -115,45 +130,50 @@ class Laplace:
         for group in curvature.groups:
             treatment |= dict.fromkeys(group.members, rule_of(structure, jacobians, group))
 
-        loglik = log_likelihood(task, network)
-        squares = squared_norms(network, curvature.groups)
-        evidence = partial(log_evidence, loglik, squares, curvature)
         assert context.hyper is not None
-        problem = PrecisionProblem(
-            names=tuple(g.name for g in curvature.groups),
-            start=_start(network, curvature.groups),
-            evidence=evidence,
-            validation=partial(validation_logliks, task, jacobians, curvature),
-            effective_dimensions=curvature.effective_dimensions,
-            squares=squares,
-        )
-        with torch.enable_grad():
-            choice = context.hyper.choose(problem)
-        precisions, gaussian = choice.precisions, curvature.gaussian(choice.precisions)
+        few = task.train.gather(torch.arange(min(64, len(task.train))))[0]
+        invariant = scale_invariant(network, few, names)
+
+        def problem_at(at: At) -> PrecisionProblem:
+            return PrecisionProblem(
+                names=tuple(g.name for g in curvature.groups),
+                start=_start(network, curvature.groups),
+                evidence=lambda precisions: log_evidence(*at(precisions), curvature, precisions),
+                validation=partial(validation_logliks, task, jacobians, curvature),
+                effective_dimensions=curvature.effective_dimensions,
+                squares=lambda precisions: at(precisions)[1],
+                invariant=tuple(g.name for g in curvature.groups if g.members[0] in invariant),
+            )
+
+        point = self._point(TangentModel(task, jacobians), curvature, problem_at, context.hyper)
+        precisions, gaussian = point.choice.precisions, curvature.gaussian(point.choice.precisions)
         decrement = newton_decrement(task, jacobians, curvature.groups, precisions, gaussian)
-        notes = list(choice.notes)
-        if decrement > DECREMENT_NATS:
+        notes = [*point.choice.notes, *point.notes]
+        if decrement > DECREMENT_NATS and point.mode == "network":
             notes.append(
                 f"the weights are {decrement:.2g} nats (Newton decrement) from the optimum of the log posterior under "
-                "the chosen precision: short training, another precision or normalisation layers do that. "
-                "The evidence is that of these weights"
+                "the chosen precision: short training, another precision or normalisation layers do that. The evidence "
+                "is that of these weights; method.mode=tangent has that of the tangent model's optimum"
             )
         report: dict[str, Any] = {
             "structure": structure,
             "output_curvature": self.curvature,
             "weights_in_basis": sum(jacobians.sizes().values()),
-            "evidence_nats": float(evidence(precisions)),
+            "mode": point.mode,
+            "evidence_nats": point.evidence,
             "evidence_over": "all weights" if self.weights == "all" else "last-layer weights",
-            "train_loglik_nats": loglik,
+            "train_loglik_nats": point.loglik,
             "newton_decrement_nats": decrement,
+            "scale_invariant": list(invariant),
             "effective_dimension": float(curvature.effective_dimensions(precisions).sum()),
             "prior_precision": float(precisions[0]) if bool((precisions == precisions[0]).all()) else None,
-            **choice.report,
+            **point.choice.report,
+            **point.report,
             "repairs": dict(repairs),
             "notes": notes,
         }
         if report["prior_precision"] is None:
-            report["prior_precisions"] = dict(zip(problem.names, precisions.tolist(), strict=True))
+            report["prior_precisions"] = dict(zip((g.name for g in curvature.groups), precisions.tolist(), strict=True))
         kind = NetworkLaplace if self.predict == "network" else LinearisedLaplace
         return kind(
             jacobians=jacobians,
@@ -162,6 +182,21 @@ class Laplace:
             report=report,
             treatment=treatment,
         )
+
+    def _point(
+        self,
+        tangent: TangentModel,
+        curvature: Curvature,
+        problem_at: Callable[[At], PrecisionProblem],
+        rule: HyperRule,
+    ) -> Point:
+        """Where the evidence is taken, by `mode`."""
+        if self.mode != "network":
+            tolerance, budget = self.tangent_tolerance, self.tangent_passes
+            point = at_tangent_optimum(tangent, curvature, problem_at, rule, tolerance, budget)
+            if self.mode == "tangent" or point.report["tangent_settled"]:
+                return point
+        return at_network(tangent, curvature, problem_at, rule)
 
     def _basis(self, network: Network, task: Task) -> tuple[tuple[str, ...], dict[str, str]]:
         """Names of the tensors in the basis, and every tensor's treatment (those of the basis are told later)."""

@@ -14,7 +14,7 @@ from torch.func import functional_call, jacrev
 from bnn_runner.base import Network, TaskSpec
 from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.hyper import Evidence, Fixed, FixedPoint
-from bnn_runner.linearised.jacobians import BatchJacobians, Dense, Jacobians
+from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.output_curvature import OutputCurvature
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.mlp import MLP
@@ -54,10 +54,7 @@ def test_block_is_the_exact_block_of_each_layer(kind: str) -> None:
 def curvature_of(posterior: Any, network: Network, precision: float) -> Tensor:
     """The whole H [P, P] that a posterior stands on: the inverse of the covariance of its weights, less Λ."""
     size = network.num_parameters
-    eye = torch.eye(size, dtype=torch.float64).split([p.numel() for p in network.parameters.values()], dim=1)
-
-    rows = {n: Dense(e.unsqueeze(0)) for n, e in zip(network.parameters, eye, strict=True)}
-    covariance = posterior.gaussian.covariance(BatchJacobians(torch.zeros(1, 1).double(), rows))[0]
+    covariance = posterior.gaussian.product(torch.eye(size, dtype=torch.float64))
     return torch.linalg.inv(covariance) - precision * torch.eye(size, dtype=torch.float64)
 
 
