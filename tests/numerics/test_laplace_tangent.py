@@ -137,7 +137,7 @@ def test_auto_says_which_mode_it_took() -> None:
 def normalised(norm: Any = "batch") -> tuple[Task, Network]:
     """A network whose first layer is followed by a normalisation layer; running statistics are those of the data."""
     task = make_task("classification", (3,), 3, num_train=300, num_test=10)
-    network = make_network(MLP(hidden=(6, 5), norm=norm), task)
+    network = make_network(MLP(hidden=(6, 5), norm=norm), task, precision=0.1)
     return learnable(task, network), network
 
 
