@@ -213,7 +213,14 @@ def _save_posterior(work: Work, posterior: Posterior, session: Session) -> dict[
 def _components(work: Work) -> list[object]:
     """The components that had a part in the cell, for its citations."""
     experiment = work.experiment
-    used = [experiment.data, experiment.model, experiment.method, experiment.schedule, experiment.prior]
+    used = [
+        experiment.data,
+        experiment.model,
+        experiment.method,
+        experiment.schedule,
+        experiment.augment,
+        experiment.prior,
+    ]
     return [*used, *([experiment.hyper] if experiment.method.uses_hyper else []), *experiment.metrics.values()]
 
 

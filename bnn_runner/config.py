@@ -29,6 +29,7 @@ from bnn_runner.settings import COMPONENTS, EvalSettings, Settings, anchor, atte
 from bnn_runner.signatures import check_fields, show
 
 if TYPE_CHECKING:
+    from bnn_runner.augmentation import Augmentation
     from bnn_runner.base import DataSet, Method, Model, TaskSpec
     from bnn_runner.given import GivenWeights
     from bnn_runner.hyper import HyperRule
@@ -56,6 +57,7 @@ class Experiment:
     prior: Prior
     hyper: HyperRule
     schedule: Schedule
+    augment: Augmentation
     metrics: dict[str, Metric]
     noise: NoiseRule
     settings: Settings
@@ -287,7 +289,7 @@ def _noise(config: Mapping[str, Any]) -> Any:
 
 def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Settings | None) -> list[str]:
     """Components that are right by themselves and do not go together."""
-    data, model, method, hyper = (parts.get(name) for name in ("data", "model", "method", "hyper"))
+    data, model, method, hyper, augment = (parts.get(name) for name in ("data", "model", "method", "hyper", "augment"))
     if data is None:
         return []
     from bnn_runner.base import model_problems
@@ -299,6 +301,8 @@ def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Set
         return list(error.problems)
     if model is not None:
         problems += model_problems(model, spec)
+    if augment is not None:
+        problems += augment.problems(spec)
     if method is not None:
         problems += method.problems(spec, hyper)
         if method.uses_hyper and getattr(hyper, "needs_validation", False) and spec.val_fraction == 0:

@@ -14,7 +14,7 @@ from typing import Any
 RECIPE = 2
 """Raised when the same configuration would train other weights or give other draws than before."""
 
-TRAINING = ("data", "model", "schedule", "prior", "likelihood", "precision", "threads", "seed")
+TRAINING = ("data", "model", "schedule", "augment", "prior", "likelihood", "precision", "threads", "seed")
 POSTERIOR = ("method", "hyper")
 EVALUATION = ("eval", "data.test_size")
 NEVER = (

@@ -15,7 +15,7 @@ from typing import Any
 from bnn_runner.catalogue import GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten, merge
 from bnn_runner.errors import UserError
 
-FAMILY_DEFAULT = {"model": "mlp", "schedule": "adam", "prior": "isotropic", "hyper": "evidence"}
+FAMILY_DEFAULT = {"model": "mlp", "schedule": "adam", "prior": "isotropic", "hyper": "evidence", "augment": "none"}
 """What is taken where a data set recommends nothing for the model at hand."""
 
 

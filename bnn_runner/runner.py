@@ -108,6 +108,7 @@ def workplan(experiment: Experiment, session: Session) -> Workplan:
         schedule=experiment.schedule,
         prior=experiment.prior,
         noise=experiment.noise,
+        augment=experiment.augment,
         precision=settings.precision,
         stack=settings.stack,
     )

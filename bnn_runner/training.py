@@ -79,7 +79,7 @@ class Group:
             self._noise = StepNoise(recipe.rework, self.module, [lane.seed for lane in lanes], largest, device)
         self.data, self.offsets = concatenate([lane.task.train for lane in lanes])
         self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, recipe.stack, self._probe)
-        self._orders: tuple[int, Tensor] | None = None
+        self._drawn: tuple[int, Tensor, Tensor] | None = None
         self._given_prior = recipe.prior.precisions(self.module)
         self._moved = [t.detach() for t in self.state.trained]
 
@@ -99,14 +99,18 @@ class Group:
         with self.at_work():
             return seconds_of(self.advance, self.device) / 3
 
-    def _order(self, epoch: int) -> Tensor:
-        """Every lane's own order of its points in an epoch, [L, N], on the device."""
-        if self._orders is None or self._orders[0] != epoch:
-            rows = [
-                torch.randperm(self.num_points, generator=generator(lane.seed, "order", epoch)) for lane in self.lanes
-            ]
-            self._orders = epoch, (torch.stack(rows) + self.offsets).to(self.device)
-        return self._orders[1]
+    def _epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """Every lane's order of its points in an epoch, [L, N], and in turn what augmentation does, [L, N, F]."""
+        if self._drawn is None or self._drawn[0] != epoch:
+            image, augment = self.lanes[0].task.spec.input_shape, self.recipe.augment
+            orders, chosen = [], []
+            for lane in self.lanes:
+                orders.append(torch.randperm(self.num_points, generator=generator(lane.seed, "order", epoch)))
+                stream = generator(lane.seed, "augment", epoch)
+                chosen.append(augment.choose(self.num_points, image, stream))
+            order = torch.stack(orders) + self.offsets
+            self._drawn = epoch, order.to(self.device), torch.stack(chosen).to(self.device)
+        return self._drawn[1:]
 
     def _probe(self, strategy: Strategy) -> float:
         """Seconds of a training step under a strategy: of one lane ("single") or of all."""
@@ -200,7 +204,10 @@ class Group:
         state, per_epoch = self.state, len(self.bounds)
         epoch, position = divmod(state.step, per_epoch)
         begin, end = self.bounds[position]
-        x, y = self.data.gather(self._order(epoch)[:, begin:end])
+        order, chosen = self._epoch(epoch)
+        x, y = self.data.gather(order[:, begin:end])
+        if chosen.shape[-1]:
+            x = self.recipe.augment(x.flatten(0, 1), chosen[:, begin:end].flatten(0, 1)).view(x.shape)
         lr = self.recipe.schedule.lr_at(state.step, per_epoch)
         noise = {} if self._noise is None else self._noise.at(state.step, end - begin)
         nll = self._nll(self._outputs(x, noise), y, state.log_noise)

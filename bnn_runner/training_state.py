@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnn_runner.augmentation import Augmentation, Unchanged
 from bnn_runner.base import Model, Task, TaskSpec
 from bnn_runner.lanes import Tensors
 from bnn_runner.likelihoods import NoiseRule
@@ -43,6 +44,7 @@ class Recipe:
     dtype: torch.dtype = torch.float32
     stack: str = "auto"
     rework: Rework | None = None
+    augment: Augmentation = field(default_factory=Unchanged)
 
     def build(self, spec: TaskSpec) -> nn.Module:
         """A new network, reworked where that is asked for; initial weights from the global RNG."""
