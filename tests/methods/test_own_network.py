@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bnn_runner.cli.main import run
+from bnn_runner.cli.report import main as report_main
 from bnn_runner.config import load_experiment
 from bnn_runner.errors import UserError
 from bnn_runner.given import canonical, put_into, read_weights, try_on
@@ -244,3 +245,24 @@ def test_a_plain_class_can_be_trained_here_too(here: Path) -> None:
     assert run([*SMALL, *OWN, "method=laplace", "schedule.epochs=3", "schedule.batch_size=16", "figures=false"]) == 0
     [cell] = here.glob("outputs/runs/two_moons/module/laplace/0-*")
     assert (cell / "DONE").is_file() and "model._target_=" in (cell / "command.txt").read_text()
+
+
+def test_a_torchvision_resnet18_saved_by_plain_torch(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One command for the posterior, one for the table. The full size, with KFAC, is scripts/check_real_data.py's."""
+    from torchvision.models import resnet18
+
+    (here / "conf" / "data").mkdir(parents=True)
+    (here / "conf" / "data" / "tiles.yaml").write_text("_target_: tests.cli.own_data.Tiles\nval_fraction: 0.1\n")
+    torch.manual_seed(0)
+    torch.save(nn.DataParallel(resnet18(num_classes=2)).state_dict(), here / "r18.pt")
+    own = ["allow=[tests,torchvision]", "model._target_=torchvision.models.resnet18", "model.num_classes=2"]
+    words = ["--config-dir", "conf", *own, "data=tiles", "metric=[marginal,accuracy,joint]", "figures=false"]
+    words += ["method=laplace_last_layer", "eval.num_draws=20", "hyper=fixed"]
+    assert run([*words, "model.weights=r18.pt"]) == 0
+    told = capsys.readouterr().out
+    assert "11,177,538 parameters" in told and "log evidence" in told and "over last-layer weights" in told
+    assert "no better than always the same answer" in told, "its weights are random"
+    assert report_main(["--metrics", "marginal_loglik,accuracy", "--no-figure"]) == 0
+    assert "| tiles | module | laplace_last_layer |" in capsys.readouterr().out.replace("  ", "")
+    assert run([*words, "model.weights=r18.pt", "model.num_classes=3"]) == 2
+    assert "gives [2, 3] for two points" in capsys.readouterr().err
