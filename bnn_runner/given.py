@@ -65,6 +65,9 @@ def read_weights(path: Path) -> GivenWeights:
             f"model.weights={path} holds numbers that are infinite or NaN, in {_listed(bad)}. No posterior can stand "
             "on them. Give the weights of a training that did not diverge."
         )
+    kinds = {str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()} - {"float32"}
+    if kinds:
+        notes.append(f"{path.name} holds {' and '.join(sorted(kinds))} numbers, which are used as float32")
     plain = {short: tensors[name] for name, short in canonical(tensors).items()}
     return GivenWeights(path, plain, content_digest(plain), tuple(notes))
 

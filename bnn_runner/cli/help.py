@@ -34,7 +34,7 @@ Options:
   --version            the version
 
 Quote what has a meaning of its own (= , { } spaces) twice: 'data_dir="/mnt/a=1"'.
-After the runs: bnn-report makes the tables and figures over all of them.
+After the runs: bnn-report makes the tables and figures over all of them, bnn-predict predicts for new data.
 """
 
 

@@ -72,6 +72,8 @@ def test_common_ways_of_saving_are_the_same_network(tmp_path: Path) -> None:
         put = put_into(SmallConv(), given, "model=module")
         assert put.keys() == state.keys() and all(torch.equal(put[n], t) for n, t in state.items())
     assert [bool(given.notes) for given in read] == [False, False, True, True]
+    torch.save({n: t.half() if t.is_floating_point() else t for n, t in state.items()}, tmp_path / "half.pt")
+    assert "float16 numbers, which are used as float32" in read_weights(tmp_path / "half.pt").notes[0]
     state["conv.bias"][0] += 1e-3
     torch.save(state, tmp_path / "e.pt")
     assert read_weights(tmp_path / "e.pt").digest != read[0].digest

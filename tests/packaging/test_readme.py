@@ -19,6 +19,7 @@ import pytest
 
 from bnn_runner.checking import check
 from bnn_runner.cli import main as bnn_run
+from bnn_runner.cli import predict as bnn_predict
 from bnn_runner.cli import report as bnn_report
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return [(m["body"], m["reason"] or "") for m in BLOCK.finditer(README) if m["language"] == language]
 
 
+PROGRAMS = ("bnn-run", "bnn-report", "bnn-predict")
 COMMANDS = [line for body, reason in blocks("bash") if not reason for line in body.splitlines() if line.strip()]
 
 
@@ -74,7 +76,7 @@ def test_there_is_something_to_run() -> None:
     assert len(COMMANDS) >= 10
     reasons = {reason for _, reason in blocks("bash") if reason}
     assert len(reasons) == 2, "only the two installations are not run"
-    unknown = [line for line in COMMANDS if shlex.split(line)[0] not in ("bnn-run", "bnn-report")]
+    unknown = [line for line in COMMANDS if shlex.split(line)[0] not in PROGRAMS]
     assert not unknown
 
 
@@ -84,6 +86,9 @@ def test_the_command_as_written_has_no_mistake(line: str, folder: Path, monkeypa
     words = shlex.split(line)
     if words[0] == "bnn-report":
         bnn_report._parser().parse_args(words[1:])
+        return
+    if words[0] == "bnn-predict":
+        bnn_predict._parser().parse_args(words[1:])
         return
     flags = bnn_run.read_flags(words[1:])
     check(flags.overrides, flags.config_dirs, flags.multirun)
@@ -97,6 +102,9 @@ def test_the_command_runs(
     if any(need in words for need in NEED_FILES) and not os.environ.get("BNN_DATA_DIR"):
         pytest.skip("needs data files, and BNN_DATA_DIR is not set")
     monkeypatch.chdir(folder)
+    if words[0] == "bnn-predict":
+        assert bnn_predict.main(words[1:]) == 0
+        return
     if words[0] == "bnn-report":
         if not os.environ.get("BNN_DATA_DIR"):
             pytest.skip("reports on the runs before it, which need data files, and BNN_DATA_DIR is not set")
