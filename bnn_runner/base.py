@@ -104,8 +104,9 @@ class Task:
 
     Regression targets are standardised on the training part: y_original = target_mean +
     target_scale * y, both [K] (zeros and ones for classes). `truth` maps original-unit inputs
-    [M, D] to noise-free outputs [M, K] where the data are made. `fingerprint` is a hash of the
-    content that a training depends on. `unavailable` says why an out-of-distribution set is absent.
+    [M, D] to noise-free outputs [M, K] where the data are made, `true_noise` to the noise's standard
+    deviation [M, K]. `fingerprint` is a hash of the content that a training depends on.
+    `unavailable` says why an out-of-distribution set is absent.
 
     What predictions for new points need: `encode` makes inputs as the splits store them of original
     ones [M, ...] (a table's float64 columns in original units, an image set's uint8 pixels [M, C, H, W]).
@@ -126,6 +127,7 @@ class Task:
     input_mean: Tensor | None = None
     input_scale: Tensor | None = None
     truth: Callable[[Tensor], Tensor] | None = None
+    true_noise: Callable[[Tensor], Tensor] | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -189,7 +191,10 @@ class Likelihood(Protocol):
         ...
 
     def curvature_root(self, outputs: Tensor) -> Tensor:
-        """R [B, K, C] with R Rᵀ = −∂² log p / ∂outputs², which for these likelihoods is free of y."""
+        """R [B, K, C] with R Rᵀ the Fisher information of the outputs, which is free of y.
+
+        It equals −∂² log p / ∂outputs² for classes and homoscedastic regression, and its mean over y always.
+        """
         ...
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from bnn_runner.base import Network
-from bnn_runner.likelihoods import Categorical, Gaussian
+from bnn_runner.likelihoods import Gaussian, likelihood_name, named_likelihood
 from bnn_runner.storage import write_atomically
 
 _NOISE = "likelihood/log_noise"
@@ -50,6 +50,7 @@ class NetworkCache:
         tensors = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
         about = {
             "history": list(network.history),
+            "likelihood": likelihood_name(network.likelihood),
             "prior_precision": network.prior_precision,
             "seconds": network.seconds,
             "digest": content_digest(tensors),
@@ -67,6 +68,8 @@ class NetworkCache:
                 about = json.loads((f.metadata() or {})["about"])
             if about["digest"] != content_digest(tensors):
                 raise ValueError("digest")
+            noise = tensors[_NOISE].to(device, dtype) if _NOISE in tensors else None
+            likelihood = named_likelihood(about["likelihood"], noise)
         except FileNotFoundError:
             return None
         except (SafetensorError, OSError, ValueError, KeyError):
@@ -76,7 +79,7 @@ class NetworkCache:
             module=module,
             parameters=_strip(tensors, "parameters/", device, dtype),
             buffers=_strip(tensors, "buffers/", device, dtype),
-            likelihood=Gaussian(tensors[_NOISE].to(device, dtype)) if _NOISE in tensors else Categorical(),
+            likelihood=likelihood,
             prior_precision=about["prior_precision"],
             key=key,
             history=tuple(about["history"]),

@@ -266,7 +266,7 @@ def _given(
 
     def build_network() -> Any:
         with global_stream(0, "skeleton"):
-            return parts["model"].build(parts["data"].spec())
+            return parts["model"].build(parts["noise"].network_spec(parts["data"].spec()))
 
     try:
         what = f"model={choices.get('model')} on data={choices.get('data')}"
@@ -289,7 +289,8 @@ def _noise(config: Mapping[str, Any]) -> Any:
 
 def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Settings | None) -> list[str]:
     """Components that are right by themselves and do not go together."""
-    data, model, method, hyper, augment = (parts.get(name) for name in ("data", "model", "method", "hyper", "augment"))
+    names = ("data", "model", "method", "hyper", "augment", "noise")
+    data, model, method, hyper, augment, noise = (parts.get(name) for name in names)
     if data is None:
         return []
     from bnn_runner.base import model_problems
@@ -300,11 +301,13 @@ def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Set
     except UserError as error:
         return list(error.problems)
     if model is not None:
-        problems += model_problems(model, spec)
+        problems += model_problems(model, spec if noise is None else noise.network_spec(spec))
     if augment is not None:
         problems += augment.problems(spec)
     if method is not None:
         problems += method.problems(spec, hyper)
+        if noise is not None:
+            problems += noise.problems(spec, method.predictive)
         if method.uses_hyper and getattr(hyper, "needs_validation", False) and spec.val_fraction == 0:
             problems.append(
                 f"hyper={choices.get('hyper')} chooses on validation data, and data.val_fraction=0 leaves none."

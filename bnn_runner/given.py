@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from bnn_runner.base import Network, Split, Task
 from bnn_runner.cache import content_digest
 from bnn_runner.errors import UserError
-from bnn_runner.likelihoods import Categorical, Gaussian
 from bnn_runner.training_state import Recipe, residual_log_noise
 
 INSIDE = ("state_dict", "model_state_dict", "model", "network", "net")
@@ -161,14 +160,14 @@ def given_network(module: nn.Module, given: GivenWeights, recipe: Recipe, task: 
     parameters = {n: placed(own[n]) for n, _ in module.named_parameters()}
     # A buffer that no state dict holds (a fixed table) is as the module makes it.
     buffers = {n: placed(own.get(n, b)) for n, b in module.named_buffers()}
-    likelihood: Categorical | Gaussian = Categorical()
-    if task.spec.kind == "regression":
+    log_noise = None
+    if task.spec.kind == "regression" and recipe.noise.form == "homoscedastic":
         if recipe.noise.noise == "fixed":
             assert recipe.noise.sigma is not None
             log_noise = torch.log(recipe.noise.sigma / task.target_scale).to(device, recipe.dtype)
         else:
             log_noise = residual_log_noise(module, parameters | buffers, task)
-        likelihood = Gaussian(log_noise)
+    likelihood = recipe.noise.likelihood(task.spec.kind, log_noise)
     return Network(module, parameters, buffers, likelihood, recipe.precisions(module), key)
 
 

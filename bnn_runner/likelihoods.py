@@ -1,18 +1,24 @@
 """Likelihoods: log-probability, moments and the root of the output-space curvature.
 
-All of them broadcast over leading axes, so that S draws or L lanes are scored at once.
+All of them broadcast over leading axes, so that S draws or L lanes are scored at once. A
+heteroscedastic one takes 2K outputs for K targets, and its noise is a function of the input.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from bnn_runner.errors import UserError
+
+if TYPE_CHECKING:
+    from bnn_runner.base import Kind, Likelihood, TaskSpec
+
+Form = Literal["homoscedastic", "mean_variance", "natural"]
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -62,18 +68,91 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
+class MeanVariance:
+    """Heteroscedastic Gaussian; y [B, K], outputs [..., B, 2K]: the K means, then the K numbers log σ²."""
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Sum over the K targets of log N(y_k; μ_k, σ_k²)."""
+        mean, log_variance = outputs.chunk(2, dim=-1)
+        squared = (y - mean).square() * torch.exp(-log_variance)
+        return -0.5 * (squared + log_variance + _LOG_2PI).sum(-1)
+
+    def mean_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y, [..., B, K] each, standardised units."""
+        mean, log_variance = outputs.chunk(2, dim=-1)
+        return mean, torch.exp(log_variance)
+
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """diag(1/σ, √½), [B, 2K, 2K]: the Fisher's root; the Hessian in (μ, log σ²) is not positive semidefinite."""
+        _, log_variance = outputs.chunk(2, dim=-1)
+        flat = torch.full_like(log_variance, math.sqrt(0.5))
+        return torch.diag_embed(torch.cat([torch.exp(-0.5 * log_variance), flat], dim=-1))
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Heteroscedastic Gaussian in natural parameters (Immer et al. 2023); y [B, K], outputs [..., B, 2K].
+
+    The first K outputs are η₁ = μ/σ², the others f₂ give η₂ = −½ softplus(f₂), which is −1/(2σ²):
+    log p = η₁ y + η₂ y² + η₁²/(4 η₂) + ½ log(−2 η₂) − ½ log 2π, concave in (η₁, η₂).
+    """
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Sum over the K targets of log N(y_k; μ_k, σ_k²)."""
+        mean, precision, log_precision = self._moments(outputs)
+        return 0.5 * (log_precision - precision * (y - mean).square() - _LOG_2PI).sum(-1)
+
+    def mean_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y, [..., B, K] each, standardised units."""
+        mean, _, log_precision = self._moments(outputs)
+        return mean, torch.exp(-log_precision)
+
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """R [B, 2K, 2K] with R Rᵀ = Jᵀ A J, A = Cov(y, y²) the Hessian in η and J = ∂η/∂f = diag(1, −½ sigmoid(f₂)).
+
+        A = [[σ², 2μσ²], [2μσ², 2σ⁴ + 4μ²σ²]] has the root [[σ, 0], [2μσ, √2 σ²]]. The second
+        derivative of η₂ in f₂ is left out: its factor y² − E y² has mean zero (Gauss-Newton).
+        """
+        mean, _, log_precision = self._moments(outputs)
+        sd = torch.exp(-0.5 * log_precision)
+        slope = -0.5 * torch.sigmoid(outputs.chunk(2, dim=-1)[1])
+        zero = torch.zeros_like(sd)
+        upper = torch.cat([torch.diag_embed(sd), torch.diag_embed(zero)], dim=-1)
+        lower = [torch.diag_embed(2 * slope * mean * sd), torch.diag_embed(math.sqrt(2) * slope * sd.square())]
+        return torch.cat([upper, torch.cat(lower, dim=-1)], dim=-2)
+
+    @staticmethod
+    def _moments(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, precision and log precision of y, [..., B, K] each."""
+        eta, raw = outputs.chunk(2, dim=-1)
+        precision = torch.nn.functional.softplus(raw)
+        # Far below zero softplus(f) is exp(f); its logarithm is taken there without the detour, which would underflow.
+        low = raw < -20
+        log_precision = torch.where(low, raw, torch.where(low, torch.ones_like(raw), precision).log())
+        return eta * torch.exp(-log_precision), precision, log_precision
+
+
+@dataclass(frozen=True)
 class NoiseRule:
     """How the regression noise of every method in a comparison comes about.
 
-    learned: log σ is trained with the weights from the residual variance of the initial network;
-    fixed: `sigma`, in the target's own units; residual: weights are trained at σ = 1 (standardised),
-    then σ² is the mean squared training residual.
+    form: homoscedastic (one noise level for each target), or a network of 2K outputs, of which half
+    give the noise at each input: mean_variance (μ, log σ²) or natural (η₁, and η₂ through softplus).
+    noise, for the homoscedastic form: learned: log σ is trained with the weights from the residual variance of the
+    initial network; fixed: `sigma`, in the target's own units; residual: weights are trained at σ = 1
+    (standardised), then σ² is the mean squared training residual.
     """
 
     noise: Literal["learned", "fixed", "residual"] = "learned"
     sigma: float | None = None
+    form: Form = "homoscedastic"
 
     def __post_init__(self) -> None:
+        if self.form != "homoscedastic" and self.noise != "learned":
+            raise UserError(
+                f"likelihood.noise={self.noise} has no meaning under likelihood.form={self.form}, whose noise is an "
+                "output of the network. Use likelihood.noise=learned, or likelihood.form=homoscedastic."
+            )
         if self.noise == "fixed" and self.sigma is None:
             raise UserError(
                 "likelihood.noise=fixed has no noise level. The rule takes the standard deviation as given. "
@@ -86,3 +165,47 @@ class NoiseRule:
                 f"likelihood.sigma={self.sigma} would be ignored under likelihood.noise={self.noise}. "
                 "Use likelihood.noise=fixed with it, or drop it."
             )
+
+    def problems(self, spec: TaskSpec, predictive: str) -> list[str]:
+        """Why this rule cannot serve that task, or a method with that predictive (empty when it can)."""
+        if self.form == "homoscedastic":
+            return []
+        if spec.kind == "classification":
+            return [
+                f"likelihood.form={self.form} is for regression, and data={spec.name} has classes, whose likelihood "
+                "has no noise. Leave likelihood.form=homoscedastic, or take a regression."
+            ]
+        if predictive != "draws":
+            return [
+                f"method.predict={predictive} does not fit likelihood.form={self.form}: with an uncertain noise the "
+                "predictive is no Gaussian. Use method.predict=draws."
+            ]
+        return []
+
+    def network_spec(self, spec: TaskSpec) -> TaskSpec:
+        """The task as the network sees it: 2K outputs for K targets in the heteroscedastic forms."""
+        doubled = spec.kind == "regression" and self.form != "homoscedastic"
+        return replace(spec, num_outputs=2 * spec.num_outputs) if doubled else spec
+
+    def likelihood(self, kind: Kind, log_noise: Tensor | None) -> Likelihood:
+        """The likelihood of a task of that kind; `log_noise` is needed for the homoscedastic Gaussian only."""
+        name = "categorical" if kind == "classification" else self.form
+        return named_likelihood(name, log_noise)
+
+
+def named_likelihood(name: str, log_noise: Tensor | None) -> Likelihood:
+    """A likelihood by the name under which it is stored. Raises `KeyError` for an unknown one."""
+    if name == "homoscedastic":
+        if log_noise is None:
+            raise ValueError("a homoscedastic Gaussian needs its noise")
+        return Gaussian(log_noise)
+    without_noise: dict[str, Likelihood] = {
+        "categorical": Categorical(), "mean_variance": MeanVariance(), "natural": Natural()
+    }  # fmt: skip
+    return without_noise[name]
+
+
+def likelihood_name(likelihood: Likelihood) -> str:
+    """The name that `named_likelihood` knows it by."""
+    names = {Gaussian: "homoscedastic", Categorical: "categorical", MeanVariance: "mean_variance", Natural: "natural"}
+    return names[type(likelihood)]

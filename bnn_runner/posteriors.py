@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,17 +19,18 @@ from bnn_runner.modes import evaluation_mode
 class NetworkDraws:
     """S weight vectors, each pushed through the network itself. `weights` are full tensor dictionaries.
 
-    `log_noise` [S, K] is each draw's own log noise in regression.
+    `log_noise` [S, K] is each draw's own log noise in regression; without it all draws share one likelihood.
     """
 
     module: nn.Module
     weights: tuple[Mapping[str, Tensor], ...]
     log_noise: Tensor | None = None
     floats_per_draw: int = 0
+    shared: Likelihood = field(default_factory=Categorical)
 
     @property
     def likelihood(self) -> Likelihood:
-        return Categorical() if self.log_noise is None else Gaussian(self.log_noise.unsqueeze(1))
+        return self.shared if self.log_noise is None else Gaussian(self.log_noise.unsqueeze(1))
 
     @property
     def log_weights(self) -> Tensor:
@@ -40,7 +41,7 @@ class NetworkDraws:
 
     def __getitem__(self, part: slice) -> NetworkDraws:
         log_noise = None if self.log_noise is None else self.log_noise[part]
-        return NetworkDraws(self.module, self.weights[part], log_noise, self.floats_per_draw)
+        return replace(self, weights=self.weights[part], log_noise=log_noise)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
@@ -71,11 +72,11 @@ class Networks:
         """All members, whatever number is asked for: they are the whole posterior."""
         first = self.networks[0]
         weights = tuple(n.tensors for n in self.networks)
-        return NetworkDraws(first.module, weights, stacked_noise(self.networks), first.num_parameters)
+        return NetworkDraws(first.module, weights, stacked_noise(self.networks), first.num_parameters, first.likelihood)
 
 
 def stacked_noise(networks: Sequence[Network]) -> Tensor | None:
-    """Log σ of every network [M, K]; None for classes."""
+    """Log σ of every network [M, K]; None where the likelihood has none of its own."""
     rows = [n.likelihood.log_noise for n in networks if isinstance(n.likelihood, Gaussian)]
     return torch.stack(rows) if rows else None
 

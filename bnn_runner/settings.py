@@ -41,6 +41,7 @@ class NoiseSettings:
 
     noise: Literal["learned", "fixed", "residual"]
     sigma: float | None
+    form: Literal["homoscedastic", "mean_variance", "natural"]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from bnn_runner.base import Network
 from bnn_runner.errors import Interrupted, UserError
 from bnn_runner.lanes import Forward, Strategy, Tensors, choose_strategy, concatenate, lane_forward, seconds_of
-from bnn_runner.likelihoods import Categorical, Gaussian
 from bnn_runner.rework import StepNoise
 from bnn_runner.streams import generator
 from bnn_runner.training_state import Lane, Recipe, initial_state, residual_log_noise
@@ -120,12 +119,11 @@ class Group:
     def _nll(self, outputs: Tensor, y: Tensor | None, log_noise: Tensor | None) -> Tensor:
         """Mean −log p of each lane's batch, [L]."""
         assert y is not None
-        if self.lanes[0].task.spec.kind == "classification":
-            if len(self.lanes) == 1:  # the same in one call: a tenth of a small network's step
-                return nn.functional.cross_entropy(outputs.squeeze(0), y.squeeze(0)).unsqueeze(0)
-            return -Categorical().log_prob(outputs, y).mean(-1)
+        if self.lanes[0].task.spec.kind == "classification" and len(self.lanes) == 1:
+            # The same in one call: a tenth of a small network's step.
+            return nn.functional.cross_entropy(outputs.squeeze(0), y.squeeze(0)).unsqueeze(0)
         noise = torch.zeros(1, device=outputs.device) if log_noise is None else log_noise.unsqueeze(-2)
-        return -Gaussian(noise).log_prob(outputs, y).mean(-1)
+        return -self.recipe.noise.likelihood(self.lanes[0].task.spec.kind, noise).log_prob(outputs, y).mean(-1)
 
     def _outputs(self, x: Tensor, noise: Tensors) -> Tensor:
         """Network outputs [L, B, K] in the working dtype."""
@@ -280,17 +278,14 @@ class Group:
             n: p[i].detach().clone(memory_format=torch.contiguous_format) for n, p in state.parameters.items()
         }
         buffers = {n: b[i].clone() for n, b in state.buffers.items()}
-        likelihood: Categorical | Gaussian = Categorical()
-        if state.log_noise is not None:
-            log_noise = state.log_noise[i].detach().clone()
-            if self.recipe.noise.noise == "residual":
-                log_noise = residual_log_noise(self.module, parameters | buffers, lane.task)
-            likelihood = Gaussian(log_noise)
+        log_noise = None if state.log_noise is None else state.log_noise[i].detach().clone()
+        if log_noise is not None and self.recipe.noise.noise == "residual":
+            log_noise = residual_log_noise(self.module, parameters | buffers, lane.task)
         return Network(
             module=self.module,
             parameters=parameters,
             buffers=buffers,
-            likelihood=likelihood,
+            likelihood=self.recipe.noise.likelihood(lane.task.spec.kind, log_noise),
             prior_precision=dict(self.prior),
             key=lane.key,
             history=tuple(state.history[i]),

@@ -48,7 +48,7 @@ class Recipe:
 
     def build(self, spec: TaskSpec) -> nn.Module:
         """A new network, reworked where that is asked for; initial weights from the global RNG."""
-        module = self.model.build(spec)
+        module = self.model.build(self.noise.network_spec(spec))
         if self.rework is not None:
             self.rework.apply(module)
         return module
@@ -167,9 +167,12 @@ def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -
 def _initial_noise(
     recipe: Recipe, lanes: Sequence[Lane], module: nn.Module, parameters: Tensors, buffers: Tensors
 ) -> Tensor | None:
-    """Log σ [L, K] in standardised units where training starts; it requires a gradient when it is learned."""
+    """Log σ [L, K] in standardised units where training starts; it requires a gradient when it is learned.
+
+    None where the likelihood has no noise of its own (classes, heteroscedastic forms).
+    """
     task = lanes[0].task
-    if task.spec.kind == "classification":
+    if task.spec.kind == "classification" or recipe.noise.form != "homoscedastic":
         return None
     device = next(iter(parameters.values())).device
     if recipe.noise.noise == "fixed":

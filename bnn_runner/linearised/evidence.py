@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Network, Task
+from bnn_runner.base import Likelihood, Network, Task
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.predictives import gaussian_log_prob, probit_log_probs, variances
+from bnn_runner.streams import generator
+
+VALIDATION_DRAWS = 200
 
 
 class Curvature(Protocol):
@@ -61,9 +65,10 @@ def log_evidence(loglik: float, squares: Tensor, curvature: Curvature, precision
 def validation_logliks(
     task: Task, jacobians: Jacobians, curvature: Curvature, candidates: Sequence[Tensor]
 ) -> list[float]:
-    """Mean closed-form log-likelihood of the validation part for each candidate [T]; one pass over the Jacobians.
+    """Mean log-likelihood of the validation part for each candidate [T]; one pass over the Jacobians.
 
-    Regression: the exact Gaussian predictive. Classes: the probit approximation.
+    Regression: the exact Gaussian predictive. Classes: the probit approximation. Heteroscedastic
+    regression has no closed form: `VALIDATION_DRAWS` draws of each point's outputs.
     """
     gaussians = [curvature.gaussian(c) for c in candidates]
     likelihood = jacobians.network.likelihood
@@ -77,7 +82,19 @@ def validation_logliks(
             if isinstance(likelihood, Gaussian):
                 noise = torch.diag_embed(torch.exp(2 * likelihood.log_noise).expand(batch.outputs.shape))
                 totals[i] += gaussian_log_prob(y, batch.outputs, covariance + noise).sum().cpu()
+            elif task.spec.kind == "regression":
+                totals[i] += wide(_sampled_log_prob(likelihood, y, batch.outputs, covariance)).sum().cpu()
             else:
                 log_probs = probit_log_probs(batch.outputs, variances(covariance)[0])
                 totals[i] += wide(log_probs.gather(1, y.unsqueeze(1))).sum().cpu()
     return (totals / len(task.val) - float(wide(task.target_scale).log().sum())).tolist()
+
+
+def _sampled_log_prob(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+    """Log E p(y_b | f_b) [B] over outputs f_b ~ N(mean_b, covariance_b), by draws that are the same in every call."""
+    stream = generator(0, "validation outputs")
+    normal = torch.randn(VALIDATION_DRAWS, 1, mean.shape[-1], generator=stream, dtype=torch.float64).to(mean)
+    values, vectors = torch.linalg.eigh(covariance.to(mean))
+    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)  # [B, K, K]
+    outputs = mean + (root @ normal.unsqueeze(-1)).squeeze(-1)  # [M, B, K]
+    return torch.logsumexp(likelihood.log_prob(outputs, y), 0) - math.log(VALIDATION_DRAWS)

@@ -17,7 +17,7 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Likelihood, Task
+from bnn_runner.base import Likelihood, Network, Task
 from bnn_runner.likelihoods import Categorical
 from bnn_runner.streams import generator
 
@@ -36,10 +36,11 @@ class OutputCurvature:
     samples: int = 1
     seed: int = 0
 
-    def columns(self, task: Task) -> int:
+    def columns(self, task: Task, network: Network) -> int:
         """C, the number of backward passes that a batch costs."""
         if self.kind == "ggn":
-            return task.spec.num_outputs - (task.spec.kind == "classification")
+            x, _ = task.train.gather(torch.arange(1))
+            return int(network.likelihood.curvature_root(network(x)).shape[-1])
         return self.samples if self.kind == "mc_fisher" else 1
 
     def uniforms(self, task: Task) -> Tensor | None:

@@ -33,7 +33,7 @@ class Fit:
 
     def __call__(self, structure: Structure) -> BlockCurvature | FullCurvature:
         if structure == "full":
-            rows = len(self.task.train) * self.output_curvature.columns(self.task)
+            rows = len(self.task.train) * self.output_curvature.columns(self.task, self.jacobians.network)
             return fit_full(self.jacobians, self.batches(), rows, self.repairs)
         if structure == "block":
             return fit_layers(self.jacobians, self.batches, self.repairs)
@@ -47,7 +47,9 @@ class Fit:
         curvature, likelihood = self.output_curvature, self.jacobians.network.likelihood
         uniforms = curvature.uniforms(self.task)
         total, done = len(self.task.train), 0
-        for x, y in self.task.train.batches(self.jacobians.batch_size(curvature.columns(self.task))):
+        for x, y in self.task.train.batches(
+            self.jacobians.batch_size(curvature.columns(self.task, self.jacobians.network))
+        ):
             self.progress("curvature", done, total)
             assert y is not None
             u = None if uniforms is None else uniforms[done : done + len(x)]

@@ -220,7 +220,7 @@ class Laplace:
         if self.structure != "auto":
             return self.structure
         size = sum(jacobians.sizes().values())
-        rows = len(task.train) * OutputCurvature(self.curvature, self.fisher_samples).columns(task)
+        rows = len(task.train) * OutputCurvature(self.curvature, self.fisher_samples).columns(task, jacobians.network)
         small = min(size, rows) <= FULL_UP_TO and bytes_needed(size, rows) < 2**30
         return "full" if small else "kfac"
 

@@ -133,7 +133,11 @@ class MCDropout:
 
     def _with_chosen_noise(self, posterior: NoisePosterior, task: Task, context: FitContext) -> NoisePosterior:
         likelihood = posterior.likelihood
-        assert isinstance(likelihood, Gaussian)
+        if not isinstance(likelihood, Gaussian):
+            raise UserError(
+                "method.noise=validation multiplies one level of noise, and under likelihood.form the network's outputs "
+                "give it at each input. Use method.noise=trained."
+            )
         if not len(task.val):  # a probe of the cost has no validation part
             return posterior
         outputs, targets = validation_outputs(posterior, task, self.validation_draws, context)

@@ -103,10 +103,12 @@ def _bands(task: Task, predict_on: PredictOn, weights: Array, title: str) -> Fig
     mean, epistemic, total = mixture_moments(found, weights)
     if not np.isfinite(mean).any():
         return None
-    truth = None
-    if task.truth is not None:
-        truth = _array(task.truth(torch.from_numpy(x[:, None]).to(torch.float64)))[:, 0]
-    assert found.means is not None
+    grid = torch.from_numpy(x[:, None]).to(torch.float64)
+    truth = None if task.truth is None else _array(task.truth(grid))[:, 0]
+    true_noise = None if task.true_noise is None else _array(task.true_noise(grid))[:, 0]
+    assert found.means is not None and found.variances is not None
+    varies = found.variances.shape[1] > 1 and found.epistemic is None
+    noise = total if epistemic is None else total - epistemic
     return bands_1d(
         x,
         mean[:, 0],
@@ -117,6 +119,8 @@ def _bands(task: Task, predict_on: PredictOn, weights: Array, title: str) -> Fig
         truth,
         _array(found.means)[..., 0],
         title,
+        np.sqrt(np.maximum(noise[:, 0], 0)) if varies else None,
+        true_noise,
     )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from bnn_runner.report import style
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Array = NDArray[np.floating]
@@ -28,8 +29,10 @@ def bands_1d(
     truth: Array | None,
     draws: Array | None,
     title: str,
+    noise_sd: Array | None = None,
+    true_noise_sd: Array | None = None,
 ) -> Figure:
-    """1-D regression in original units.
+    """1-D regression in original units; below it the two parts of the uncertainty, where the noise varies.
 
     Args:
         x: grid [M], ascending.
@@ -41,8 +44,14 @@ def bands_1d(
         truth: noise-free function on the grid [M], where the data are made.
         draws: mean functions of single draws [S, M]; the first few are shown.
         title: data, model, method.
+        noise_sd: standard deviation [M] of the noise (aleatoric), where it depends on the input.
+        true_noise_sd: that of the data [M], where they are made so.
     """
-    figure, (ax,) = style.new_figure(width=7.2, height=4.2)
+    if noise_sd is None:
+        figure, (ax,) = style.new_figure(width=7.2, height=4.2)
+    else:
+        figure, (ax, below) = style.new_figure(rows=2, width=7.2, height=3.6)
+        _parts_of_uncertainty(below, x, noise_sd, epistemic_sd, true_noise_sd)
     ax.fill_between(
         x, mean - 2 * total_sd, mean + 2 * total_sd, color=style.SKY, alpha=0.25, lw=0, label="±2 sd, new observation"
     )
@@ -73,6 +82,24 @@ def bands_1d(
     style.title(figure, title)
     style.legend_below(figure, *ax.get_legend_handles_labels())
     return figure
+
+
+def _parts_of_uncertainty(
+    ax: Axes, x: Array, noise_sd: Array, epistemic_sd: Array | None, true_noise_sd: Array | None
+) -> None:
+    """Aleatoric and epistemic standard deviation over the input, in original units."""
+    ax.plot(x, noise_sd, color=style.ORANGE, lw=1.8, label="aleatoric (noise)")
+    if epistemic_sd is not None:
+        ax.plot(x, epistemic_sd, color=style.BLUE, lw=1.8, label="epistemic (function)")
+    if true_noise_sd is not None:
+        ax.plot(x, true_noise_sd, color=style.BLACK, lw=1.2, ls="--", label="true noise")
+    top = float(np.nanmax(noise_sd if true_noise_sd is None else np.maximum(noise_sd, true_noise_sd)))
+    reach = float(np.nanmedian(noise_sd)) * 8 + 1e-12
+    ax.set_ylim(0, 1.1 * min(top, reach))
+    ax.set_xlim(float(x[0]), float(x[-1]))
+    ax.set_xlabel("input")
+    ax.set_ylabel("standard deviation")
+    ax.legend(fontsize=8, frameon=False, loc="upper left")
 
 
 def decision_map_2d(

@@ -18,7 +18,7 @@ from bnn_runner.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf"
 CHOICES = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
-NO_FILES_NEEDED = {"gap1d", "two_moons", "digits"}
+NO_FILES_NEEDED = {"gap1d", "hetero1d", "two_moons", "digits"}
 SMALL = {"train_size": 40, "test_size": 25}
 
 every_choice = pytest.mark.parametrize("choice", CHOICES)
@@ -98,9 +98,10 @@ def test_recommendations_name_what_there_is(choice):
     for block in blocks:
         for dotted in block["values"]:
             group, key = dotted.split(".", 1)
-            path = CONF / "config.yaml" if group == "eval" else CONF / group / f"{block[group]}.yaml"
+            own = group in ("eval", "likelihood")
+            path = CONF / "config.yaml" if own else CONF / group / f"{block[group]}.yaml"
             known = yaml.safe_load(path.read_text())
-            assert key in (known["eval"] if group == "eval" else known), dotted
+            assert key in (known[group] if own else known), dotted
 
 
 @every_choice

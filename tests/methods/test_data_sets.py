@@ -14,6 +14,7 @@ from bnn_runner.base import TaskSpec
 from bnn_runner.data import files
 from bnn_runner.data.digits import Digits
 from bnn_runner.data.gap1d import GAP, Gap1D, smooth_truth
+from bnn_runner.data.hetero1d import Hetero1D
 from bnn_runner.data.images import PixelScaling
 from bnn_runner.data.mnist import IDX_BYTES, MNIST
 from bnn_runner.data.splits import Sizes, divide, fingerprint, seeded_order
@@ -185,6 +186,23 @@ def test_gap1d_tells_all_its_mistakes():
     with pytest.raises(UserError) as caught:
         Gap1D(num_train=0, num_test=2.5, noise=-1, val_fraction=2, train_size=None, test_size=None).spec()
     assert len(caught.value.problems) == 4
+
+
+def test_hetero1d_has_the_noise_it_states():
+    """Planted bug: variance for standard deviation in the noise curve."""
+    data = Hetero1D(num_train=4000, num_test=4000, noise_left=0.05, noise_right=0.8, **ALL)
+    task = data.load(Path(), 0)
+    x = task.input_mean + task.input_scale * torch.cat([task.train.inputs, task.test.inputs])
+    y = task.target_mean + task.target_scale * torch.cat([task.train.targets, task.test.targets])
+    edges = task.true_noise(torch.tensor([[-3.0], [3.0]])).flatten().tolist()
+    assert edges == pytest.approx([0.05, 0.8])
+    z = (y - task.truth(x)) / task.true_noise(x)
+    for part in z[x < -2], z[x > 2], z:
+        n = len(part)
+        assert part.mean().abs() < 4 / n**0.5 and (part.std() - 1).abs() < 4 / (2 * n) ** 0.5
+    with pytest.raises(UserError) as caught:
+        Hetero1D(num_train=9, num_test=9, noise_left=0, noise_right=-1, **ALL).spec()
+    assert len(caught.value.problems) == 2
 
 
 def test_far_points_lie_far_from_both_moons():
