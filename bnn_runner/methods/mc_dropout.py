@@ -135,8 +135,8 @@ class MCDropout:
         likelihood = posterior.likelihood
         if not isinstance(likelihood, Gaussian):
             raise UserError(
-                "method.noise=validation multiplies one level of noise, and under likelihood.form the network's outputs "
-                "give it at each input. Use method.noise=trained."
+                "method.noise=validation multiplies one level of noise, and under this likelihood.form the network "
+                "gives it at each input. Use method.noise=trained."
             )
         if not len(task.val):  # a probe of the cost has no validation part
             return posterior
