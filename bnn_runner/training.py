@@ -40,7 +40,7 @@ class Diverged(Exception):
         self.lanes = lanes
 
 
-def _batch_bounds(num_points: int, batch_size: int) -> list[tuple[int, int]]:
+def batch_bounds(num_points: int, batch_size: int) -> list[tuple[int, int]]:
     """Batches whose sizes differ by at most one, so that none is a left-over of one point and none is dropped."""
     count = math.ceil(num_points / batch_size)
     edges = [round(i * num_points / count) for i in range(count + 1)]
@@ -63,7 +63,7 @@ class Group:
             raise UserError("the training part has no points left. Lower data.val_fraction or raise data.train_size.")
         self.recipe, self.lanes, self.device = recipe, lanes, device
         self.num_points = sizes.pop()
-        self.bounds = _batch_bounds(self.num_points, recipe.schedule.batch_size)
+        self.bounds = batch_bounds(self.num_points, recipe.schedule.batch_size)
         self.module, self.state = initial_state(recipe, lanes, device)
         self.prior = recipe.precisions(self.module)
         has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())

@@ -46,7 +46,8 @@ def small_model(name: str) -> Model:
 
 
 def small_method(name: str) -> Method:
-    return make("method", name, size=3, rate=0.5, epochs=3, lr=0.001)
+    chains = {"chains": 2, "length": 8.0, "keep": 16, "step": 1e-3, "cycles": 2, "draws": 8, "warmup": 8}
+    return make("method", name, size=3, rate=0.5, epochs=3, lr=0.001, **chains, max_leapfrogs=1, force=True)
 
 
 def fitting_task(model: Model, kind: str, seed: int = 0) -> Task:

@@ -1,0 +1,51 @@
+"""The state of running chains on disk, so that a killed run goes on where it stood."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bnn_runner.errors import Interrupted
+from bnn_runner.storage import write_atomically
+
+SAVE_SECONDS = 20.0
+
+
+class Checkpoint:
+    """Keeps a state in one file, at intervals and when the run is stopped.
+
+    `identity` says which chains they are; a file of others, or a damaged one, is not gone on from.
+    """
+
+    def __init__(self, path: Path | None, identity: str) -> None:
+        self.path, self.identity = path, identity
+        self._saved = time.perf_counter()
+
+    def load(self, device: torch.device) -> dict[str, Any] | None:
+        """The state to go on from, or None."""
+        if self.path is None:
+            return None
+        try:
+            saved: dict[str, Any] = torch.load(self.path, map_location=device, weights_only=True)
+        except Exception:  # absent or unreadable: worth nothing
+            return None
+        return saved if saved.get("identity") == self.identity else None
+
+    def tick(self, state: Callable[[], dict[str, Any]], progress: Callable[[], None]) -> None:
+        """Tell the progress; save `state()` if that stops the run, or if it has been a while."""
+        try:
+            progress()
+        except (Interrupted, KeyboardInterrupt):
+            self.save(state())
+            raise
+        if time.perf_counter() - self._saved > SAVE_SECONDS:
+            self.save(state())
+
+    def save(self, state: dict[str, Any]) -> None:
+        if self.path is not None:
+            write_atomically(self.path, lambda f: torch.save({**state, "identity": self.identity}, f))
+        self._saved = time.perf_counter()

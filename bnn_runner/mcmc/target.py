@@ -1,0 +1,99 @@
+"""The log posterior of L chains at once, over flat weight vectors [L, P].
+
+log π(w) = Σ_n log p(y_n | f(x_n, w)) − ½ wᵀΛw, with Λ the training prior and the likelihood's noise held
+at the trained value (DESIGN §7). Batchnorm statistics are those of the network the chain starts
+from, so that the target is one fixed function of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bnn_runner.base import Likelihood, Network
+from bnn_runner.lanes import Forward, Tensors, choose_strategy, lane_forward
+from bnn_runner.likelihoods import Gaussian
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter tensor lies in a flat weight vector [P]."""
+
+    shapes: Mapping[str, torch.Size]
+
+    @property
+    def size(self) -> int:
+        return sum(s.numel() for s in self.shapes.values())
+
+    def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """[P] from one network's parameters."""
+        return torch.cat([parameters[name].reshape(-1) for name in self.shapes])
+
+    def unflatten(self, flat: Tensor) -> Tensors:
+        """Views [..., *shape] by name from [..., P]."""
+        parts = flat.split([s.numel() for s in self.shapes.values()], dim=-1)
+        return {n: p.reshape(*flat.shape[:-1], *s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
+
+
+def stacked_forward(module: nn.Module, num_lanes: int, device: torch.device) -> Forward:
+    """(parameters [L, ...], buffers [L, ...], x [L, B, ...]) -> [L, B, K]; lanes that do not stack run in turn."""
+    strategy = choose_strategy(module, num_lanes, device, "auto")
+    if strategy != "loop":
+        return lane_forward(module, strategy)
+    single = lane_forward(module, "single")
+
+    def in_turn(parameters: Tensors, buffers: Tensors, x: Tensor) -> Tensor:
+        def lane(tensors: Tensors, i: int) -> Tensors:
+            return {name: t[i : i + 1] for name, t in tensors.items()}
+
+        return torch.cat([single(lane(parameters, i), lane(buffers, i), x[i : i + 1]) for i in range(len(x))])
+
+    return in_turn
+
+
+class LogPosterior:
+    """Log posterior of L chains of one architecture and its gradient.
+
+    `starts`: the network each chain starts from; `reference`: the one whose likelihood and prior count. Work
+    is done in `dtype`. `num_points` N scales the mean over a batch up to the whole training set. Use it with the
+    module in evaluation mode (entering that anew in each step would cost as much as a small network).
+    """
+
+    def __init__(self, starts: Sequence[Network], reference: Network, num_points: int, dtype: torch.dtype) -> None:
+        first = reference
+        self.module, self.num_points, self.dtype = first.module, num_points, dtype
+        self.layout = Layout({name: p.shape for name, p in first.parameters.items()})
+        self.start = torch.stack([self.layout.flatten(n.parameters) for n in starts]).detach().to(dtype)
+        self.buffers = {name: torch.stack([_as(n.buffers[name], dtype) for n in starts]) for name in first.buffers}
+        self.likelihood: Likelihood = first.likelihood
+        if isinstance(first.likelihood, Gaussian):
+            self.likelihood = Gaussian(first.likelihood.log_noise.to(dtype))
+        sizes = [s.numel() for s in self.layout.shapes.values()]
+        per_tensor = torch.tensor([first.prior_precision[n] for n in self.layout.shapes], dtype=dtype)
+        self.precision = per_tensor.repeat_interleave(torch.tensor(sizes)).to(self.start.device)
+        self._forward = stacked_forward(self.module, len(starts), self.start.device)
+
+    def outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """Network outputs [L, B, K] at weights [L, P] and inputs [L, B, ...], in the mode the module is in."""
+        return self._forward(self.layout.unflatten(w), self.buffers, x)
+
+    def __call__(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Log π [L] (up to the prior's constant) and its gradient [L, P], estimated from a batch.
+
+        x is [L, B, ...], y [L, B, ...]; with all N points it is exact: N times the mean over the
+        batch is unbiased for the sum over the data.
+        """
+        w = w.detach().requires_grad_()
+        with torch.enable_grad():
+            loglik = self.num_points * self.likelihood.log_prob(self.outputs(w, x), y).mean(-1)
+            (gradient,) = torch.autograd.grad(loglik.sum(), w)
+        w = w.detach()
+        prior = -0.5 * (self.precision * w.square()).sum(-1)
+        return loglik.detach() + prior, gradient.sub_(self.precision * w)
+
+
+def _as(buffer: Tensor, dtype: torch.dtype) -> Tensor:
+    return buffer.to(dtype) if buffer.is_floating_point() else buffer

@@ -1,0 +1,160 @@
+"""Full-batch Hamiltonian Monte Carlo in float64: the reference for every other method, for small networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import FitContext, Network, Predictive, Task, TaskSpec, TrainingSpec
+from bnn_runner.devices import thread_count
+from bnn_runner.errors import UserError, raise_all
+from bnn_runner.hyper import HyperRule
+from bnn_runner.mcmc.chains import run_hamiltonian
+from bnn_runner.mcmc.checkpoint import Checkpoint
+from bnn_runner.mcmc.posterior import ChainPosterior, treatment
+from bnn_runner.mcmc.starting import Start, check_memory, refusals, starting_networks, starting_specs
+from bnn_runner.mcmc.summary import probe_points, summarise
+from bnn_runner.mcmc.target import LogPosterior
+from bnn_runner.modes import evaluation_mode
+from bnn_runner.streams import derive_seed
+from bnn_runner.training import SMALL_STEP
+
+MOST_PARAMETERS = 20_000
+
+
+@dataclass(frozen=True)
+class HMC:
+    """HMC (Neal 2011) with dual-averaging step sizes (Hoffman & Gelman 2014) and the prior precision as mass.
+
+    With that mass, `trajectory` is in prior standard deviations; π/2 is the choice of Izmailov et al. (2021). It
+    is jittered by ± `jitter` (a share), and takes at most `max_leapfrogs` steps. `warmup` transitions adapt the
+    step to an `acceptance`; then `draws` transitions × `thinning` give `draws` draws from each of `chains`
+    chains. The target is the posterior to the power 1/posterior_temperature, noise held at its MAP value.
+    Networks above 20,000 weights are refused without `force`.
+    """
+
+    chains: int = 4
+    warmup: int = 100
+    draws: int = 100
+    thinning: int = 1
+    trajectory: float = math.pi / 2
+    jitter: float = 0.2
+    max_leapfrogs: int = 200
+    acceptance: float = 0.8
+    posterior_temperature: float = 1.0
+    start: Start = "members"
+    max_gigabytes: float = 4.0
+    force: bool = False
+    cites: ClassVar[tuple[str, ...]] = ("neal2011", "hoffman2014", "izmailov2021", "vehtari2021")
+    finite: ClassVar[bool] = False
+    uses_hyper: ClassVar[bool] = False
+    predictive: ClassVar[Predictive] = "draws"
+
+    def __post_init__(self) -> None:
+        rules = {
+            "chains": (self.chains >= 1, "1 or more"),
+            "warmup": (self.warmup >= 0, "0 or more"),
+            "draws": (self.draws >= 1, "1 or more"),
+            "thinning": (self.thinning >= 1, "1 or more"),
+            "trajectory": (0 < self.trajectory < math.inf, "above 0 and finite"),
+            "jitter": (0 <= self.jitter < 1, "a share of the trajectory, in [0, 1)"),
+            "max_leapfrogs": (self.max_leapfrogs >= 1, "1 or more"),
+            "acceptance": (0 < self.acceptance < 1, "in (0, 1)"),
+            "posterior_temperature": (self.posterior_temperature > 0, "above 0"),
+            "max_gigabytes": (self.max_gigabytes > 0, "above 0"),
+        }
+        raise_all(refusals(self, rules))
+
+    def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
+        return []
+
+    def needs(self) -> list[TrainingSpec]:
+        return starting_specs(self.start, self.chains)
+
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> ChainPosterior:
+        size = networks[0].num_parameters
+        if size > MOST_PARAMETERS and not self.force:
+            raise UserError(
+                f"HMC would sample {size:,} weights; it is meant for {MOST_PARAMETERS:,} or fewer. Every draw takes up "
+                f"to {self.max_leapfrogs} gradients over all {len(task.train):,} points in float64. Choose a smaller "
+                "model, another method (method=sghmc), or say method.force=true."
+            )
+        device = next(iter(networks[0].parameters.values())).device
+        if device.type == "mps":
+            raise UserError("HMC runs in float64, which device=mps does not have. Use device=cpu.")
+        gigabytes = check_memory(self.chains * self.draws, size, self.max_gigabytes)
+        small = device.type == "cpu" and self.chains * size * len(task.train) < SMALL_STEP
+        with thread_count(1 if small else None), evaluation_mode(networks[0].module):
+            return self._fit(task, networks, context, gigabytes)
+
+    def _fit(self, task: Task, networks: Sequence[Network], context: FitContext, gigabytes: float) -> ChainPosterior:
+        reference = networks[0]
+        kept_as = next(iter(reference.parameters.values())).dtype
+        starts = starting_networks(self.start, self.chains, networks)
+        posterior = LogPosterior(starts, reference, len(task.train), torch.float64)
+        train = task.train.to(posterior.start.device, torch.float64)
+        x, y = train.gather(torch.arange(len(train)))
+        assert y is not None
+        x, y = x.expand(self.chains, *x.shape), y.expand(self.chains, *y.shape)
+        temperature = self.posterior_temperature
+
+        def target(w: Tensor) -> tuple[Tensor, Tensor]:
+            value, gradient = posterior(w, x, y)
+            return value / temperature, gradient / temperature
+
+        seeds = [derive_seed(context.seed, "chain", i) for i in range(self.chains)]
+        mass = torch.where(posterior.precision > 0, posterior.precision, 1.0) / temperature
+        run = run_hamiltonian(
+            target,
+            posterior.start,
+            mass,
+            self.warmup,
+            self.draws,
+            self.thinning,
+            self.trajectory,
+            self.jitter,
+            self.max_leapfrogs,
+            self.acceptance,
+            seeds,
+            Checkpoint(context.checkpoint, f"{self} {context.seed} {task.fingerprint} {tuple(posterior.start.shape)}"),
+            context.progress,
+        )
+        classes = task.spec.kind == "classification"
+        remedy = "Raise method.draws, method.warmup or method.max_leapfrogs."
+        points = probe_points(task.test, torch.float64)
+        report = {
+            "acceptance": run.acceptance.tolist(),
+            "divergences": int(run.divergences.sum()),
+            "step": run.step.tolist(),
+            "leapfrogs": run.leapfrogs.tolist(),
+            "posterior_temperature": temperature,
+            "log_posterior_mean": float(run.chains.values.mean()) * temperature,
+            "draws_gigabytes": gigabytes,
+            **summarise(posterior, run.chains.weights, points, classes, remedy),
+        }
+        if report["divergences"]:
+            after = self.chains * self.draws * self.thinning
+            report["notes"].append(
+                f"{report['divergences']} of {after} trajectories diverged (energy error above 1000 nats). Raise "
+                "method.acceptance or method.warmup."
+            )
+        if float(run.acceptance.min()) < 0.5 * self.acceptance:
+            report["notes"].append(
+                f"a chain accepts {float(run.acceptance.min()):.0%} of its trajectories, far below "
+                f"method.acceptance={self.acceptance:g}: raise method.warmup."
+            )
+        return ChainPosterior(
+            module=reference.module,
+            layout=posterior.layout,
+            weights=run.chains.weights.to(kept_as),
+            buffers={n: b.to(kept_as) if b.is_floating_point() else b for n, b in posterior.buffers.items()},
+            log_weights=torch.zeros(self.draws, dtype=torch.float64),
+            likelihood=reference.likelihood,
+            report=report,
+            treatment=treatment(reference, "sampled by HMC"),
+        )
