@@ -7,26 +7,35 @@ from, so that the target is one fixed function of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from bnn_runner.base import Likelihood, Network
-from bnn_runner.lanes import Forward, Tensors, choose_strategy, lane_forward
+from bnn_runner.lanes import Tensors
 from bnn_runner.likelihoods import Gaussian
+
+StackedForward = Callable[[Tensors, Tensors, Tensor], Tensor]
+"""(parameters [L, ...], buffers [L, ...], x [L, B, ...]) -> outputs [L, B, K]."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where each parameter tensor lies in a flat weight vector [P]."""
 
-    shapes: Mapping[str, torch.Size]
+    shapes: Mapping[str, tuple[int, ...]]
 
     @property
     def size(self) -> int:
-        return sum(s.numel() for s in self.shapes.values())
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [prod(shape) for shape in self.shapes.values()]
 
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """[P] from one network's parameters."""
@@ -34,22 +43,29 @@ class Layout:
 
     def unflatten(self, flat: Tensor) -> Tensors:
         """Views [..., *shape] by name from [..., P]."""
-        parts = flat.split([s.numel() for s in self.shapes.values()], dim=-1)
+        parts = flat.split(self.sizes, dim=-1)
         return {n: p.reshape(*flat.shape[:-1], *s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
 
 
-def stacked_forward(module: nn.Module, num_lanes: int, device: torch.device) -> Forward:
-    """(parameters [L, ...], buffers [L, ...], x [L, B, ...]) -> [L, B, K]; lanes that do not stack run in turn."""
-    strategy = choose_strategy(module, num_lanes, device, "auto")
-    if strategy != "loop":
-        return lane_forward(module, strategy)
-    single = lane_forward(module, "single")
+def stacked_forward(module: nn.Module, num_lanes: int, device: torch.device) -> StackedForward:
+    """The forward pass of lanes: stacked where the module's layers take it, by vmap on a GPU, else lane by lane.
+
+    That is the rule of `lanes` without its probe. Weights are passed in each call, for they move with every step.
+    """
+    if num_lanes > 1 and getattr(module, "stacks_lanes", False):
+        return lambda parameters, buffers, x: functional_call(module, {**parameters, **buffers}, (x,))
+
+    def one(parameters: Tensors, buffers: Tensors, x: Tensor) -> Tensor:
+        return functional_call(module, {**parameters, **buffers}, (x,))
+
+    if num_lanes > 1 and device.type != "cpu":
+        return vmap(one)
 
     def in_turn(parameters: Tensors, buffers: Tensors, x: Tensor) -> Tensor:
         def lane(tensors: Tensors, i: int) -> Tensors:
-            return {name: t[i : i + 1] for name, t in tensors.items()}
+            return {name: t[i] for name, t in tensors.items()}
 
-        return torch.cat([single(lane(parameters, i), lane(buffers, i), x[i : i + 1]) for i in range(len(x))])
+        return torch.stack([one(lane(parameters, i), lane(buffers, i), x[i]) for i in range(len(x))])
 
     return in_turn
 
@@ -65,15 +81,14 @@ class LogPosterior:
     def __init__(self, starts: Sequence[Network], reference: Network, num_points: int, dtype: torch.dtype) -> None:
         first = reference
         self.module, self.num_points, self.dtype = first.module, num_points, dtype
-        self.layout = Layout({name: p.shape for name, p in first.parameters.items()})
+        self.layout = Layout({name: tuple(p.shape) for name, p in first.parameters.items()})
         self.start = torch.stack([self.layout.flatten(n.parameters) for n in starts]).detach().to(dtype)
         self.buffers = {name: torch.stack([_as(n.buffers[name], dtype) for n in starts]) for name in first.buffers}
         self.likelihood: Likelihood = first.likelihood
         if isinstance(first.likelihood, Gaussian):
             self.likelihood = Gaussian(first.likelihood.log_noise.to(dtype))
-        sizes = [s.numel() for s in self.layout.shapes.values()]
         per_tensor = torch.tensor([first.prior_precision[n] for n in self.layout.shapes], dtype=dtype)
-        self.precision = per_tensor.repeat_interleave(torch.tensor(sizes)).to(self.start.device)
+        self.precision = per_tensor.repeat_interleave(torch.tensor(self.layout.sizes)).to(self.start.device)
         self._forward = stacked_forward(self.module, len(starts), self.start.device)
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
