@@ -25,6 +25,7 @@ NEVER = (
     "data_dir",
     "time_limit",
     "force",
+    "prepare",
     "stack",
     "figures",
     "save_posterior",

@@ -25,6 +25,7 @@ from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.interrupts import stop_on_signals
 from bnn_runner.keys import RECIPE, cell_hash, digest, training_key
 from bnn_runner.lease import Lease
+from bnn_runner.preparation import acquire, prepare
 from bnn_runner.progress import Console
 from bnn_runner.session import Session, Work
 from bnn_runner.streams import derive_seed
@@ -45,7 +46,7 @@ class Outcome:
 
 
 def run(experiment: Experiment, console: Console | None = None) -> Outcome:
-    """Run every cell of the experiment (one a replicate) and leave it on disk.
+    """Run every cell of the experiment (one a replicate) and leave it on disk; with `prepare`, only fetch its data.
 
     Raises `UserError` for mistakes that only the data or the machine reveal. A run that fails is
     FAILED in its cell and in the outcome; one that is stopped is CUT, goes on when run again, and
@@ -53,6 +54,11 @@ def run(experiment: Experiment, console: Console | None = None) -> Outcome:
     """
     console = console or Console()
     settings = experiment.settings
+    if settings.prepare:
+        with stop_on_signals() as stop:
+            choice = str(experiment.choices["data"])
+            prepare(experiment.data, choice, settings.data_path, settings.seed, console.say, stop)
+        return Outcome("done")
     device = pick_device(settings.device)
     with ExitStack() as stack:
         threads = stack.enter_context(thread_count(settings.threads))
@@ -60,6 +66,7 @@ def run(experiment: Experiment, console: Console | None = None) -> Outcome:
         progress = console.progress()
         stack.callback(progress.close)
         session = Session(device, threads, console, progress, stop)
+        acquire(experiment.data, settings.data_path, console.say, stop)
         works = _works(experiment, session)
         if not all(_finished(w, session) for w in works):
             experiment, budget = _fit_to_time_limit(works, session)

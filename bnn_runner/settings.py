@@ -58,6 +58,7 @@ class Settings:
     cache_dir: Path | None
     time_limit: float | Literal["auto"] | None
     force: bool
+    prepare: bool
     stack: Literal["auto", "always", "never"]
     figures: bool
     save_posterior: bool

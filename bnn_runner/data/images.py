@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -33,44 +31,42 @@ class PixelScaling:
 
 
 @dataclass(frozen=True)
-class ImageFiles:
-    """A published image set: uint8 pixels [N, H, W] or [N, H, W, C], and classes [N]."""
+class Half:
+    """The training or the test part of an image set: uint8 pixels [N, H, W] or [N, H, W, C], and classes [N]."""
 
-    train_pixels: Array
-    train_classes: Tensor
-    test_pixels: Array
-    test_classes: Tensor
-    class_names: tuple[str, ...]
+    pixels: Array
+    classes: Tensor
 
 
 def image_task(
     spec: TaskSpec,
-    files: ImageFiles,
+    published: tuple[Half, Half],
     sizes: Sizes,
     seed: int,
     scaling: PixelScaling,
     partners: Mapping[str, Callable[[], Array]],
+    class_names: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
 ) -> Task:
     """The task; a point's id is its place in the training files, then (counting on) in the test files.
 
-    `partners` read the out-of-distribution sets. One that cannot be read is listed in
-    `Task.unavailable` with the reason, and is never an error.
+    `published` are the training and the test part. `partners` read the out-of-distribution sets.
+    One that cannot be read is listed in `Task.unavailable` with the reason, and is never an error.
     """
-    num_train, num_test = len(files.train_pixels), len(files.test_pixels)
-    rows = torch.arange(num_train + num_test)
-    parts = divide(rows[:num_train], rows[num_train:], sizes, seed, files.train_classes, files.test_classes)
+    training, testing = published
+    first = len(training.pixels)  # id of the first test image
+    rows = torch.arange(first + len(testing.pixels))
+    parts = divide(rows[:first], rows[first:], sizes, seed, training.classes, testing.classes)
 
-    def from_train(ids: Tensor) -> Split:
-        return Split(channels_first(files.train_pixels, ids), files.train_classes[ids], ids, scaling)
+    def part(half: Half, ids: Tensor, first: int = 0) -> Split:
+        return Split(channels_first(half.pixels, ids - first), half.classes[ids - first], ids, scaling)
 
-    train, val = from_train(parts.train), from_train(parts.val)
-    test_rows = parts.test - num_train
-    test = Split(channels_first(files.test_pixels, test_rows), files.test_classes[test_rows], parts.test, scaling)
+    train, val, test = part(training, parts.train), part(training, parts.val), part(testing, parts.test, first)
     ood, unavailable = {}, {}
     for name, read in partners.items():
         try:
             pixels = channels_first(read())
-        except (OSError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, RuntimeError, ValueError, UserError) as error:
             unavailable[name] = str(error)
             continue
         if tuple(pixels.shape[1:]) != spec.input_shape:
@@ -87,7 +83,8 @@ def image_task(
         target_mean=torch.zeros(spec.num_outputs),
         target_scale=torch.ones(spec.num_outputs),
         unavailable=unavailable,
-        class_names=files.class_names,
+        class_names=class_names,
+        notes=notes,
     )
 
 
@@ -97,27 +94,3 @@ def channels_first(pixels: Array, rows: Tensor | None = None) -> Tensor:
     if chosen.dtype != torch.uint8 or chosen.ndim not in (3, 4):
         raise ValueError(f"holds {chosen.dtype} numbers of shape {tuple(chosen.shape)}, not images of bytes")
     return chosen.unsqueeze(1) if chosen.ndim == 3 else chosen.permute(0, 3, 1, 2).contiguous()
-
-
-def npz_images(path: Path) -> Array:
-    """The array `test_images` of an .npz file. Raises `FileNotFoundError` or `ValueError` with a readable reason."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            images: Array = archive["test_images"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} could not be read ({error})") from error
-    return images
-
-
-def check_bytes(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Raise `UserError` for every file in `folder` whose length is not the published one (a broken-off copy)."""
-    problems = [
-        f"{folder / name} is damaged. It has {found:,} bytes, expected were {expected:,}. "
-        "Replace it, or take it away and it is downloaded again."
-        for name, expected in sizes.items()
-        if (found := (folder / name).stat().st_size) != expected
-    ]
-    if problems:
-        raise UserError(*problems)

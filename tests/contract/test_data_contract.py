@@ -13,7 +13,6 @@ import yaml
 from hydra.utils import get_class, instantiate
 
 from bnn_runner.base import DataSet, Task
-from bnn_runner.data import files
 from bnn_runner.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -41,7 +40,7 @@ def small_task(choice: str, seed: int = 0, again: bool = False) -> Task | str:
     if data_dir is None and choice not in NO_FILES_NEEDED:
         return "BNN_DATA_DIR is not set"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "run_download", lambda *_: "tests do not download")
+        patch.setenv("BNN_DATA_URL", "file:///nonexistent")  # tests do not download
         try:
             return build(choice, **SMALL).load(Path(data_dir or "/nonexistent"), seed)
         except UserError as error:

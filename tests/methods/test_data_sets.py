@@ -1,22 +1,17 @@
-"""The parts of the data sets one by one: splitting, scaling, generated sets, image files, downloads."""
+"""The parts of the data sets one by one: splitting, scaling, generated sets."""
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from bnn_runner.base import TaskSpec
-from bnn_runner.data import files
 from bnn_runner.data.digits import Digits
 from bnn_runner.data.gap1d import GAP, Gap1D, smooth_truth
 from bnn_runner.data.hetero1d import Hetero1D
-from bnn_runner.data.images import PixelScaling
-from bnn_runner.data.mnist import IDX_BYTES, MNIST
 from bnn_runner.data.splits import Sizes, divide, fingerprint, seeded_order
 from bnn_runner.data.tables import standardise, table_task
 from bnn_runner.data.two_moons import TwoMoons
@@ -228,119 +223,3 @@ def test_digits_are_split_by_class_and_shuffled_pixel_by_pixel():
     assert moved > 0.5
     # Each image has an order of its own: pixel 0, always blank, is not blank at one and the same place in all.
     assert (task.test.inputs[:, 0] == 0).all() and not (shuffled == 0).all(0).any()
-
-
-# --------------------------------------------------------------------------------------- images
-
-
-def write_idx(folder: Path) -> None:
-    """Files that look like MNIST's: image n is filled with n mod 251, its class is n mod 10."""
-    folder.mkdir(parents=True)
-    for part, count in (("train", 60_000), ("t10k", 10_000)):
-        images = np.broadcast_to((np.arange(count) % 251).astype(np.uint8)[:, None], (count, 784))
-        header = struct.pack(">4I", 2051, count, 28, 28)
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
-        labels = (np.arange(count) % 10).astype(np.uint8)
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, count) + labels.tobytes())
-
-
-@pytest.fixture(scope="module")
-def fake_mnist(tmp_path_factory):
-    root = tmp_path_factory.mktemp("images")
-    write_idx(root / "MNIST" / "raw")
-    return root
-
-
-def test_mnist_keeps_bytes_and_standardises_by_batch(fake_mnist):
-    task = MNIST(**ALL).load(fake_mnist, 0)
-    assert (len(task.train), len(task.val), len(task.test)) == (54_000, 6_000, 10_000)
-    assert task.train.inputs.dtype == torch.uint8
-    assert torch.equal(task.train.inputs[:, 0, 5, 5].long(), task.train.ids % 251)
-    assert torch.equal(task.test.inputs[:, 0, 5, 5].long(), (task.test.ids - 60_000) % 251)
-    assert torch.equal(task.val.targets, task.val.ids % 10)
-    assert torch.bincount(task.val.targets).tolist() == [600] * 10
-    x, _ = task.train.gather(torch.tensor([[3], [7]]))
-    assert x.shape == (2, 1, 1, 28, 28)
-    raw = task.train.inputs[3].double()
-    torch.testing.assert_close(x[0, 0].double(), (raw / 255 - 0.1307) / 0.3081, atol=1e-5, rtol=0)
-    assert task.train.inputs.max() == 250  # `prepare` left what is stored as it was
-    moved = task.to(torch.device("cpu"), torch.float64)
-    assert moved.train.inputs.dtype == torch.uint8 and moved.train.gather(torch.tensor([0]))[0].dtype == torch.float64
-
-
-def test_absent_and_damaged_partners_are_told_not_raised(fake_mnist):
-    small = replace(MNIST(**ALL), train_size=50, test_size=20)
-    task = small.load(fake_mnist, 0)
-    assert not task.ood and set(task.unavailable) == {"notmnist", "fashion_mnist"}
-    assert "notMNIST_test.npz" in task.unavailable["notmnist"]
-    npz, fashion = fake_mnist / "notMNIST_test.npz", fake_mnist / "FashionMNIST" / "raw"
-    npz.write_bytes(b"not an archive")
-    fashion.parent.mkdir()
-    fashion.symlink_to(fake_mnist / "MNIST" / "raw")
-    try:
-        task = small.load(fake_mnist, 0)
-        assert set(task.unavailable) == {"notmnist"} and "could not be read" in task.unavailable["notmnist"]
-        assert len(task.ood["fashion_mnist"]) == 10_000
-        np.savez(npz, test_images=np.zeros((7, 32, 32), np.uint8))
-        assert "(1, 32, 32)" in small.load(fake_mnist, 0).unavailable["notmnist"]
-        np.savez(npz, test_images=np.zeros((7, 28, 28), np.uint8))
-        task = small.load(fake_mnist, 0)
-        assert not task.unavailable and task.ood["notmnist"].gather(torch.tensor([0]))[0].shape == (1, 1, 28, 28)
-    finally:
-        npz.unlink()
-        fashion.unlink()
-        fashion.parent.rmdir()
-
-
-def test_colours_are_standardised_channel_by_channel():
-    scaling = PixelScaling(mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 4.0))
-    pixels = torch.full((2, 3, 2, 2), 255, dtype=torch.uint8)
-    expected = torch.tensor([0.9, 0.4, 0.175])
-    torch.testing.assert_close(scaling(pixels)[1, :, 0, 1], expected)
-
-
-def test_images_that_are_missing_and_cannot_be_fetched(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "run_download", lambda *_: "no route to host")
-    with pytest.raises(UserError) as caught:
-        MNIST(**ALL).load(tmp_path / "new", 0)
-    text = str(caught.value)
-    assert str(tmp_path / "new" / "MNIST" / "raw") in text and "train-images-idx3-ubyte" in text
-    assert "no route to host" in text and "data_dir=" in text and "BNN_DATA_DIR" in text
-    assert list((tmp_path / "new").iterdir()) == []
-
-
-def test_a_cut_image_file_is_refused_and_kept(tmp_path):
-    write_idx(tmp_path / "MNIST" / "raw")
-    path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
-    with path.open("r+b") as file:
-        file.truncate(1000)
-    with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte is damaged.*1,000 bytes.*7,840,016"):
-        MNIST(**ALL).load(tmp_path, 0)
-    assert path.exists()
-
-
-def test_a_download_arrives_whole_and_keeps_what_is_there(tmp_path, monkeypatch):
-    names = tuple(IDX_BYTES)
-    target = tmp_path / "MNIST" / "raw"
-    target.mkdir(parents=True)
-    (target / names[0]).write_text("mine")
-
-    def download(dataset: str, root: Path) -> str:
-        assert dataset == "MNIST" and root.parent == tmp_path
-        (root / "MNIST" / "raw").mkdir(parents=True)
-        for name in names:
-            (root / "MNIST" / "raw" / name).write_text("theirs")
-        # Another run finishes first.
-        (target / names[1]).write_text("other")
-        return ""
-
-    monkeypatch.setattr(files, "run_download", download)
-    files.ensure_torchvision_files("MNIST", tmp_path, "MNIST/raw", names)
-    assert [(target / name).read_text() for name in names] == ["mine", "other", "theirs", "theirs"]
-    assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
-
-
-def test_a_failing_download_gives_a_reason(tmp_path, monkeypatch):
-    assert "Nonsense" in files.run_download("Nonsense", tmp_path)
-    monkeypatch.setattr(files, "DOWNLOAD_SECONDS", 0.01)
-    assert "not finished" in files.run_download("Nonsense", tmp_path)

@@ -1,0 +1,158 @@
+"""Fetching published files: once for all processes that want them, checksummed, whole or not at all.
+
+The first process takes a lease on the data set, the others wait and find it done; a dead owner's
+lease is taken over and what it left half-done is removed. Files are unpacked to a temporary folder
+beside their own, compared with the published sums, and renamed. Files that are there are kept.
+
+`BNN_DATA_URL` names another server (a cluster's mirror, a folder as file:///...) that has each
+archive as <url>/<data set>/<archive>; then nothing is asked of any other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+
+from bnn_runner.data.published import WHERE_ELSE, Archive, Found, Source, algorithm, difference, look, refuse_damaged
+from bnn_runner.errors import Interrupted, UserError
+from bnn_runner.lease import Lease
+
+STALL_SECONDS = 20.0
+"""A server that sends nothing for so long is given up."""
+SERVER = "BNN_DATA_URL"
+_BLOCK = 1 << 18
+
+
+class _Failed(Exception):
+    """Why an archive could not be had."""
+
+
+def ensure(
+    source: Source,
+    data_dir: Path,
+    say: Callable[[str], None] = lambda text: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Have all files of `source`; returns the folder they are to be read from.
+
+    Nothing is written when they are there. Raises `UserError` for damaged files, and for missing
+    ones that cannot be had, naming file and place; `Interrupted` when `stop()` is true.
+    """
+    found = look(source, data_dir)
+    refuse_damaged(found)
+    if found.whole:
+        return found.place
+    if not source.archives:
+        raise UserError(f"{_absent(source, found)} {source.by_hand} Put it there, {WHERE_ELSE}")
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        with Lease(data_dir / f".{source.name}", lambda owner: say(f"waiting: {owner} fetches {source.name}"), stop):
+            found = look(source, data_dir)
+            refuse_damaged(found)
+            if not found.whole:
+                _fetch(source, found, data_dir, say, stop)
+    except InterruptedError:
+        raise Interrupted(f"fetching {source.name} was stopped") from None
+    except (_Failed, OSError) as error:
+        raise UserError(
+            f"{_absent(source, found)} It could not be downloaded ({error}). Put the files there (unpacked), name a "
+            f"server that has them with the environment variable {SERVER}, {WHERE_ELSE}"
+        ) from error
+    return data_dir / source.folder
+
+
+def _absent(source: Source, found: Found) -> str:
+    return f"The data set {source.name} is not complete in {found.place}: missing {', '.join(found.missing)}."
+
+
+def _fetch(source: Source, found: Found, data_dir: Path, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
+    """Download, unpack, compare, and move what is missing into its place. The lease is held."""
+    unfinished = f".{source.name}-unfinished-"
+    for left in data_dir.glob(f"{unfinished}*"):  # by an owner that died
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=unfinished, dir=data_dir, ignore_cleanup_errors=True) as temporary:
+        unpacked = Path(temporary) / "unpacked"
+        unpacked.mkdir()
+        for archive in source.archives:
+            alone = archive.name.removesuffix(".gz")
+            if alone in {file.name for file in source.files} and alone not in found.missing:
+                continue  # the archive of one file, which is there
+            say(f"fetching {source.name}: {archive.name}")
+            packed = Path(temporary) / archive.name
+            _download(source, archive, packed, stop)
+            _unpack(packed, unpacked)
+            packed.unlink(missing_ok=True)
+        have = {path.name: path for path in unpacked.rglob("*") if path.is_file()}
+        for file in source.files:
+            if file.name not in found.missing:
+                continue
+            if file.name not in have:
+                raise _Failed(f"{file.name} is not in the downloaded archives")
+            if problem := difference(have[file.name], file):
+                raise _Failed(problem)
+        found.place.mkdir(parents=True, exist_ok=True)
+        for name in found.missing:
+            with have[name].open("rb") as f:
+                os.fsync(f.fileno())
+            os.replace(have[name], found.place / name)
+
+
+def _download(source: Source, archive: Archive, target: Path, stop: Callable[[], bool]) -> None:
+    """The archive at `target`, from the first server that has it with the right sum."""
+    server = os.environ.get(SERVER)
+    urls = archive.urls if not server else (f"{server.rstrip('/')}/{source.name}/{archive.name}",)
+    reasons = []
+    for url in urls:
+        try:
+            _copy(url, archive, target, stop)
+            return
+        except InterruptedError:
+            raise
+        except (OSError, HTTPException, ValueError, _Failed) as error:  # time-outs are OSErrors; ValueError: no URL
+            # A subclass of URLError tells of a status, in words of its own.
+            reasons.append(f"{url}: {error.reason if type(error) is urllib.error.URLError else error}")
+    raise _Failed("; ".join(reasons))
+
+
+def _copy(url: str, archive: Archive, target: Path, stop: Callable[[], bool]) -> None:
+    request = urllib.request.Request(url, headers={"User-Agent": "bnn_runner"})
+    digest = hashlib.new("md5" if len(archive.checksum) == 32 else "sha256", usedforsecurity=False)
+    with urllib.request.urlopen(request, timeout=STALL_SECONDS) as response, target.open("wb") as f:
+        while block := response.read(_BLOCK):
+            if stop():
+                raise InterruptedError
+            digest.update(block)
+            f.write(block)
+    if digest.hexdigest() != archive.checksum:
+        raise _Failed(
+            f"what came has {target.stat().st_size:,} bytes and the {algorithm(archive.checksum)} sum "
+            f"{digest.hexdigest()}, expected was {archive.checksum}"
+        )
+
+
+def _unpack(packed: Path, folder: Path) -> None:
+    name = packed.name
+    try:
+        if name.endswith((".tar.gz", ".tgz")):
+            with tarfile.open(packed) as tar:
+                tar.extractall(folder, filter="data")
+        elif name.endswith(".zip"):
+            with zipfile.ZipFile(packed) as archive:
+                archive.extractall(folder)
+        elif name.endswith(".gz"):
+            with gzip.open(packed) as f, (folder / name.removesuffix(".gz")).open("wb") as out:
+                shutil.copyfileobj(f, out)
+        else:
+            os.replace(packed, folder / name)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        raise _Failed(f"{name} cannot be unpacked ({error})") from error
