@@ -20,7 +20,7 @@ def acquire(data: DataSet, data_dir: Path, say: Say, stop: Callable[[], bool]) -
             ensure(source, data_dir, say, stop)
 
 
-def prepare(data: DataSet, choice: str, data_dir: Path, seed: int, say: Say, stop: Callable[[], bool]) -> None:
+def prepare_data(data: DataSet, choice: str, data_dir: Path, seed: int, say: Say, stop: Callable[[], bool]) -> None:
     """Fetch a data set and its out-of-distribution partners, read it, and say what there is and what is not.
 
     Raises `UserError` when the set itself cannot be had; an absent partner is told.

@@ -25,7 +25,7 @@ from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.interrupts import stop_on_signals
 from bnn_runner.keys import RECIPE, cell_hash, digest, training_key
 from bnn_runner.lease import Lease
-from bnn_runner.preparation import acquire, prepare
+from bnn_runner.preparation import acquire, prepare_data
 from bnn_runner.progress import Console
 from bnn_runner.session import Session, Work
 from bnn_runner.streams import derive_seed
@@ -57,7 +57,7 @@ def run(experiment: Experiment, console: Console | None = None) -> Outcome:
     if settings.prepare:
         with stop_on_signals() as stop:
             choice = str(experiment.choices["data"])
-            prepare(experiment.data, choice, settings.data_path, settings.seed, console.say, stop)
+            prepare_data(experiment.data, choice, settings.data_path, settings.seed, console.say, stop)
         return Outcome("done")
     device = pick_device(settings.device)
     with ExitStack() as stack:
