@@ -32,3 +32,16 @@ def true_float32() -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Without torch's fused path for its own attention layers, which bypasses hooks and derivatives."""
+    import torch
+
+    found = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(found)

@@ -23,8 +23,9 @@ from bnn_runner.linearised.blocks import (
     KroneckerBlock,
     one_position,
 )
+from bnn_runner.linearised.factors import Factored, TensorJacobian
 from bnn_runner.linearised.groups import Group, each_layer, each_tensor, with_joint_biases
-from bnn_runner.linearised.jacobians import BatchJacobians, Factored, Jacobians, TensorJacobian
+from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 
 Pass = Callable[[], Iterator[BatchJacobians]]
 Sharing = Literal["expand", "reduce"]
@@ -79,7 +80,12 @@ def fit_kfac(
     shifts have their exact block; a tensor of any other module has its exact diagonal.
     """
     matrices = [name for name in jacobians.names if jacobians.rule(name) == "matrix"]
-    groups = with_joint_biases(jacobians.names, matrices) if joint_bias else each_tensor(jacobians.names)
+    biases = {name for name in jacobians.names if jacobians.rule(name) == "bias"}
+    if joint_bias:
+        paired = [name for name in matrices if name.removesuffix("weight") + "bias" in biases]
+        groups = with_joint_biases(jacobians.names, paired)
+    else:
+        groups = each_tensor(jacobians.names)
     factors_a: dict[str, Tensor] = {}
     factors_g: dict[str, Tensor] = {}
     exact: dict[str, Tensor] = {}
@@ -92,7 +98,9 @@ def fit_kfac(
                 factors_a[group.name] = factors_a.get(group.name, 0) + wide(_gram(j.inputs))
                 factors_g[group.name] = factors_g.get(group.name, 0) + wide(_gram(j.grads.flatten(0, 1)))
                 counts[group.name] = counts.get(group.name, 0) + j.inputs.shape[0] * j.inputs.shape[2]
-            elif _weight_of(group) not in factors_g:  # a bias beside its weight has the weight's output factor
+            elif (
+                group.name not in biases or _weight_of(group) not in factors_g
+            ):  # a bias beside its weight has the weight's output factor
                 rows = j.dense().flatten(0, 1)
                 part = rows.square().sum(0) if jacobians.rule(group.name) == "general" else rows.T @ rows
                 exact[group.name] = exact.get(group.name, 0) + wide(part)
@@ -103,8 +111,8 @@ def fit_kfac(
             values_a, vectors_a = eigh(factors_a[name] / counts[name], f"{name} (input factor)", repairs)
             values_g, vectors_g = eigh(factors_g[name], f"{name} (output factor)", repairs)
             blocks.append(KroneckerBlock(vectors_a, vectors_g, torch.outer(values_g, values_a).reshape(-1)))
-        elif (factor := factors_g.get(_weight_of(group))) is not None:
-            blocks.append(FullBlock(*eigh(factor, name, repairs)))
+        elif name in biases and _weight_of(group) in factors_g:
+            blocks.append(FullBlock(*eigh(factors_g[_weight_of(group)], name, repairs)))
         elif jacobians.rule(name) == "general":
             blocks.append(DiagonalBlock(checked(exact[name], name)))
         else:
@@ -146,8 +154,8 @@ def fit_ekfac(
 
 
 def _weight_of(group: Group) -> str:
-    """The name of the weight beside a lone bias; for any other group a name that no group has."""
-    return group.name.removesuffix("bias") + "weight" if group.name.endswith("bias") else ""
+    """The name of the weight beside a bias."""
+    return group.name.removesuffix("bias") + "weight"
 
 
 def _shared(jacobian: Factored, sharing: Sharing) -> Factored:

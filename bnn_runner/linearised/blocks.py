@@ -13,8 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bnn_runner.linearised.factors import Factored, TensorJacobian
 from bnn_runner.linearised.groups import Group
-from bnn_runner.linearised.jacobians import BatchJacobians, Factored, TensorJacobian
+from bnn_runner.linearised.jacobians import BatchJacobians
 from bnn_runner.streams import generator
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_runner.linearised.jacobians import Dense, Factored, TensorJacobian
+from bnn_runner.linearised.factors import Dense, Factored, TensorJacobian
 
 
 @dataclass(frozen=True)

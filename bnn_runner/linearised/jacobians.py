@@ -5,8 +5,10 @@ respect to W is Σ_t g_t a_tᵀ, with a the layer's input and g the outputs' der
 to z. So it is kept as the pair (a, g): KFAC, closed-form variances and linearised draws all work
 on the pair, and the dense Jacobian [B, C, P] is formed only where it is the cheaper side.
 
-Backward passes sum over the batch, which is right because a network in evaluation mode treats
-points independently; the contract tests check that.
+Backward passes sum over the batch, which is right where a network in evaluation mode treats points
+independently. That, and every tensor's structured form, is compared with plain reverse-mode
+derivatives at the first batch: weights used past their module (tied, standardised, read by another
+layer) would otherwise have a wrong or a zero curvature in silence.
 """
 
 from __future__ import annotations
@@ -18,90 +20,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch.func import functional_call, vmap
 
 from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed
-from bnn_runner.modes import evaluation_mode
+from bnn_runner.linearised.factors import FLOATS_AT_ONCE, Dense, Factored, Looked, TensorJacobian
+from bnn_runner.modes import evaluation_mode, plain_attention, true_float32
+from bnn_runner.streams import generator
 
 Root = Callable[[Tensor], Tensor]
-FLOATS_AT_ONCE = 8_000_000
-"""Numbers in one intermediate array: more would not fit the caches, and fresh memory costs more than the arithmetic."""
+CHECKED_POINTS = 4
+"""Points of the first batch at which the structured forms are compared with reverse-mode derivatives."""
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
-
-
-@dataclass(frozen=True)
-class Factored:
-    """Jacobian of C outputs at B points with respect to a weight matrix: Σ_t g_t a_tᵀ.
-
-    `inputs` a is [B, d, T], `grads` g is [B, C, o, T]; the weight has o × d numbers.
-    """
-
-    inputs: Tensor
-    grads: Tensor
-
-    @property
-    def size(self) -> int:
-        """Weights of the tensor."""
-        return self.grads.shape[2] * self.inputs.shape[1]
-
-    def dense(self) -> Tensor:
-        """[B, C, o·d]."""
-        b, c, o, t = self.grads.shape
-        if t == 1:
-            product = self.grads * self.inputs.reshape(b, 1, 1, -1)
-        else:
-            product = torch.bmm(self.grads.reshape(b, c * o, t), self.inputs.mT)
-        return product.reshape(b, c, -1)
-
-    def apply(self, deltas: Tensor) -> Tensor:
-        """J δ_s for deltas [S, o·d]: [B, C, S], by whichever order of products needs less work."""
-        b, c, o, t = self.grads.shape
-        d, s = self.inputs.shape[1], len(deltas)
-        through_activations = s * t * o * (d + c)
-        through_jacobian = c * o * d * (t + s)
-        if through_jacobian < through_activations:
-            return (self.dense().reshape(b * c, -1) @ deltas.T).reshape(b, c, s)
-        out = deltas.new_empty(b, c, s)
-        rows = self.inputs.mT.reshape(b * t, d)
-        grads = self.grads.transpose(2, 3).reshape(b, c, t * o)
-        step = max(1, FLOATS_AT_ONCE // (b * t * o))
-        for i in range(0, s, step):
-            part = deltas[i : i + step].reshape(-1, o, d)
-            moved = rows @ part.reshape(-1, d).T  # [B·T, S·o]
-            moved = moved.reshape(b, t, len(part), o).transpose(2, 3).reshape(b, t * o, len(part))
-            out[..., i : i + step] = torch.bmm(grads, moved)
-        return out
-
-    def pull(self, values: Tensor) -> Tensor:
-        """Σ_b J_bᵀ u_b for values [B, C]: [o·d]."""
-        grads = torch.einsum("bcot,bc->bot", self.grads, values)
-        return torch.einsum("bot,bdt->od", grads, self.inputs).reshape(-1)
-
-
-@dataclass(frozen=True)
-class Dense:
-    """Jacobian of C outputs at B points with respect to any tensor, [B, C, P_t]."""
-
-    values: Tensor
-
-    @property
-    def size(self) -> int:
-        """Weights of the tensor."""
-        return self.values.shape[-1]
-
-    def dense(self) -> Tensor:
-        return self.values
-
-    def apply(self, deltas: Tensor) -> Tensor:
-        return self.values @ deltas.T
-
-    def pull(self, values: Tensor) -> Tensor:
-        return torch.einsum("bcp,bc->p", self.values, values)
-
-
-TensorJacobian = Factored | Dense
 
 
 @dataclass(frozen=True)
@@ -137,10 +68,13 @@ class _Visit:
 class Jacobians:
     """Jacobians of a network with respect to the parameter tensors `names`, at its trained weights.
 
-    Linear and convolution layers (ungrouped, zero padding) are handled in factored form; batch-,
-    layer- and groupnorm from their normalised input; any other module that owns parameters by
-    reverse-mode derivatives of each point. A tensor whose module the forward pass never calls
-    through is handled that last way too, so none is skipped in silence.
+    Linear and convolution layers (ungrouped, zero padding) are handled in factored form, embeddings
+    by the rows that were looked up; batch-, layer- and groupnorm from their normalised input; any
+    other parameter by reverse-mode derivatives of each point. So is one whose structured form is not
+    its derivative (the first batch shows it), or whose module the forward pass never calls through.
+
+    Raises `RunFailed` for a network whose outputs at a point depend on the rest of the batch or differ
+    from call to call.
     """
 
     def __init__(self, network: Network, names: tuple[str, ...] | None = None) -> None:
@@ -149,11 +83,11 @@ class Jacobians:
         self._owners: dict[str, nn.Module] = {}
         self._plain: set[str] = set()
         self._positions: dict[str, int] = {}
+        self._checked = False
         for name in self.names:
-            owner = network.module.get_submodule(name.rpartition(".")[0])
-            self._owners[name] = owner
-            simple_conv = isinstance(owner, nn.Conv2d) and owner.groups == 1 and owner.padding_mode == "zeros"
-            if not (isinstance(owner, (nn.Linear, *_NORMS)) or simple_conv):
+            place, _, kind = name.rpartition(".")
+            self._owners[name] = network.module.get_submodule(place)
+            if kind not in ("weight", "bias") or not _has_structure(self._owners[name]):
                 self._plain.add(name)
 
     def state(self) -> dict[str, Any]:
@@ -168,10 +102,10 @@ class Jacobians:
         return made
 
     def rule(self, name: str) -> str:
-        """How a tensor's Jacobian is made: matrix (factored weight), bias, norm, or general."""
-        if name in self._plain:
-            return "general"
+        """How a tensor is treated: matrix (factored weight), bias, norm, or general; final after the first batch."""
         owner = self._owners[name]
+        if name in self._plain or isinstance(owner, nn.Embedding):
+            return "general"
         if isinstance(owner, _NORMS):
             return "norm"
         return "matrix" if name.endswith("weight") else "bias"
@@ -181,8 +115,8 @@ class Jacobians:
         return {name: self.network.parameters[name].numel() for name in self.names}
 
     def learn_shapes(self, x: Tensor) -> None:
-        """One point through the network, for the number of positions of each layer (batch sizes depend on it)."""
-        self(x[:1])
+        """A few points through the network: the positions of each layer (batch sizes depend on them) and the check."""
+        self(x[:CHECKED_POINTS])
 
     def batch_size(self, directions: int, largest: int = 512) -> int:
         """Points at once so that the largest array of a batch stays within `FLOATS_AT_ONCE`."""
@@ -204,18 +138,10 @@ class Jacobians:
 
     def __call__(self, x: Tensor, root: Root | None = None) -> BatchJacobians:
         """Jacobians at x [B, ...] of the K outputs, or of Rᵀ outputs with R = root(outputs) [B, K, C]."""
-        visits: dict[nn.Module, list[_Visit]] = {}
-        handles = [
-            owner.register_forward_hook(_recorder(visits))
-            for owner in {self._owners[n] for n in self.names if n not in self._plain}
-        ]
-        try:
-            with torch.enable_grad(), evaluation_mode(self.network.module):
-                tensors = {n: t.detach() for n, t in self.network.tensors.items()}
-                outputs = functional_call(self.network.module, tensors, (x,))
-        finally:
-            for handle in handles:
-                handle.remove()
+        if not self._checked:
+            self._check(x[:CHECKED_POINTS])
+            self._checked = True
+        outputs, visits = self._visited(x)
         batch, num_outputs = outputs.shape
         values = outputs.detach()
         root_values = (
@@ -223,7 +149,27 @@ class Jacobians:
             if root is None
             else root(values)
         )
-        grads = self._backward(outputs, visits, root_values)
+        return BatchJacobians(values, self._all(outputs, visits, x, root_values))
+
+    def _visited(self, x: Tensor) -> tuple[Tensor, dict[nn.Module, list[_Visit]]]:
+        """Outputs with their graph, and every call of the modules with structure."""
+        visits: dict[nn.Module, list[_Visit]] = {}
+        handles = [
+            owner.register_forward_hook(_recorder(visits))
+            for owner in {self._owners[n] for n in self.names if n not in self._plain}
+        ]
+        try:
+            with torch.enable_grad(), evaluation_mode(self.network.module), plain_attention():
+                tensors = {n: t.detach() for n, t in self.network.tensors.items()}
+                return functional_call(self.network.module, tensors, (x,)), visits
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _all(
+        self, outputs: Tensor, visits: dict[nn.Module, list[_Visit]], x: Tensor, root: Tensor
+    ) -> dict[str, TensorJacobian]:
+        grads = self._backward(outputs, visits, root)
         made: dict[str, TensorJacobian] = {}
         general: list[str] = []
         for name in self.names:
@@ -233,8 +179,46 @@ class Jacobians:
                 continue
             made[name] = self._tensor(name, calls, [grads[id(v)] for v in calls])
         if general:
-            made |= self._general(general, x, root_values)
-        return BatchJacobians(values, {name: made[name] for name in self.names})
+            made |= self._general(general, x, root)
+        return {name: made[name] for name in self.names}
+
+    def _check(self, x: Tensor) -> None:
+        """Structured forms against reverse-mode derivatives of Σ_b r_b·f(x_b), r random; those that differ go general.
+
+        Also whether each point alone gives the same outputs.
+        """
+        module, network = self.network.module, self.network
+        tensors = {n: t.detach() for n, t in network.tensors.items()}
+        chosen = {n: tensors[n].requires_grad_() for n in self.names}
+        with true_float32(), torch.enable_grad(), evaluation_mode(module), plain_attention():
+            outputs = functional_call(module, tensors, (x,))
+            with torch.no_grad():
+                alone = torch.cat([functional_call(module, tensors, (point,)) for point in x.split(1)])
+            loose = 1e-3 if outputs.dtype != torch.float64 else 1e-8
+            if outputs.dim() != 2 or not torch.allclose(outputs, alone, loose, loose * _size(outputs), equal_nan=True):
+                raise RunFailed(
+                    "this network's outputs at a point change with the rest of the batch, or from call to call, in "
+                    "evaluation mode. Then it is no function of the point, and has no curvature. Take batch statistics "
+                    "and random layers out of its evaluation mode."
+                )
+            directions = torch.randn(outputs.shape, generator=generator(0, "jacobian check"), dtype=torch.float64)
+            directions = directions.to(outputs)
+            found = torch.autograd.grad(outputs, list(chosen.values()), directions, allow_unused=True)
+            reference = {
+                n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(chosen.items(), found, strict=True)
+            }
+            largest = max(_size(g) for g in reference.values())
+            again, visits = self._visited(x)
+            self._plain |= {n for n in self.names if self._owners[n] not in visits}
+            structured = {n: visits[self._owners[n]] for n in self.names if n not in self._plain}
+            grads = self._backward(again, visits, directions.unsqueeze(-1))
+        for name, calls in structured.items():
+            total = self._tensor(name, calls, [grads[id(v)] for v in calls]).dense().sum((0, 1))
+            error = _size(total - reference[name].flatten()) if total.numel() == reference[name].numel() else math.inf
+            # A derivative that cancels (a bias before a norm) is rounding alone: no more is asked of it.
+            if not error <= loose * _size(reference[name]) + 1e-3 * loose * largest:
+                self._plain.add(name)
+                self._positions.pop(name, None)
 
     def _backward(self, outputs: Tensor, visits: dict[nn.Module, list[_Visit]], root: Tensor) -> dict[int, Tensor]:
         """Derivatives [B, C, ...] of the C directions with respect to every visited output."""
@@ -258,6 +242,10 @@ class Jacobians:
             ]
             self._positions[name] = 1
             return Dense(sum(parts[1:], parts[0]))
+        if isinstance(owner, nn.Embedding):
+            ids = torch.cat([v.inputs.flatten(1) for v in calls], dim=1)
+            rows = torch.cat([g.flatten(2, -2) for g in grads], dim=2)
+            return Looked(ids, rows, owner.num_embeddings)
         pairs = [_positions(owner, v.inputs, g) for v, g in zip(calls, grads, strict=True)]
         self._positions[name] = sum(a.shape[-1] for a, _ in pairs)
         if kind == "bias":
@@ -272,20 +260,48 @@ class Jacobians:
         return {n.removeprefix(prefix): t for n, t in self.network.buffers.items() if n.startswith(prefix)}
 
     def _general(self, names: list[str], x: Tensor, root: Tensor) -> dict[str, TensorJacobian]:
-        chosen = {n: self.network.parameters[n] for n in names}
-        rest = {n: t for n, t in self.network.tensors.items() if n not in chosen}
+        """A copy of these parameters for each point (the points are vmapped), then one backward pass a direction."""
+        module = self.network.module
+        rest = {n: t.detach() for n, t in self.network.tensors.items() if n not in names}
 
-        def one(parameters: dict[str, Tensor], point: Tensor, r: Tensor) -> Tensor:
-            out = functional_call(self.network.module, parameters | rest, (point.unsqueeze(0),))
-            return r.T @ out.squeeze(0)
+        def one(parameters: dict[str, Tensor], point: Tensor) -> Tensor:
+            return functional_call(module, parameters | rest, (point.unsqueeze(0),)).squeeze(0)
 
-        with evaluation_mode(self.network.module):
-            result: dict[str, Tensor] = vmap(jacrev(one), in_dims=(None, 0, 0))(chosen, x, root)
-        return {n: Dense(j.detach().flatten(2)) for n, j in result.items()}
+        with torch.enable_grad(), evaluation_mode(module), plain_attention():
+            copies = {}
+            for name in names:
+                parameter = self.network.parameters[name].detach()
+                copies[name] = parameter.expand(len(x), *parameter.shape).clone().requires_grad_()
+            outputs = vmap(one)(copies, x)
+            rows: dict[str, list[Tensor]] = {name: [] for name in names}
+            for c in range(root.shape[-1]):
+                grads = torch.autograd.grad(
+                    outputs, list(copies.values()), root[..., c], retain_graph=c < root.shape[-1] - 1, allow_unused=True
+                )
+                for (name, copy), grad in zip(copies.items(), grads, strict=True):
+                    rows[name].append((torch.zeros_like(copy) if grad is None else grad).flatten(1))
+        return {name: Dense(torch.stack(row, dim=1)) for name, row in rows.items()}
+
+
+def _size(values: Tensor) -> float:
+    """The norm, 0 of nothing."""
+    return float(values.detach().norm())
+
+
+def _has_structure(owner: nn.Module) -> bool:
+    """Whether this is a layer whose Jacobian has a form of its own (as its class says; the first batch checks it)."""
+    if isinstance(owner, nn.Conv2d):
+        return owner.groups == 1 and owner.padding_mode == "zeros"
+    if isinstance(owner, nn.Embedding):
+        plain = owner.padding_idx is None and owner.max_norm is None
+        return plain and not owner.scale_grad_by_freq and not owner.sparse
+    return isinstance(owner, (nn.Linear, *_NORMS))
 
 
 def _recorder(visits: dict[nn.Module, list[_Visit]]) -> Callable[..., Tensor]:
     def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not inputs:  # called by keyword: the check finds that this call is missing
+            return output
         if not output.requires_grad:
             output.requires_grad_()
         visits.setdefault(module, []).append(_Visit(inputs[0].detach(), output))
@@ -298,11 +314,14 @@ def _recorder(visits: dict[nn.Module, list[_Visit]]) -> Callable[..., Tensor]:
 def _positions(owner: nn.Module, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs [B, d, T] and derivatives [B, C, o, T] of a linear or convolution layer, position by position."""
     if isinstance(owner, nn.Conv2d):
-        if isinstance(owner.padding, str):
-            raise RunFailed(
-                "the curvature of a convolution with string padding is not implemented. Give the padding as numbers."
-            )
-        patches = nn.functional.unfold(inputs, owner.kernel_size, owner.dilation, owner.padding, owner.stride)
+        padding = owner.padding
+        if isinstance(padding, str):  # "same" puts the odd one at the end
+            extra = [
+                d * (k - 1) if padding == "same" else 0 for d, k in zip(owner.dilation, owner.kernel_size, strict=True)
+            ]
+            inputs = nn.functional.pad(inputs, [n for e in reversed(extra) for n in (e // 2, e - e // 2)])
+            padding = (0, 0)
+        patches = nn.functional.unfold(inputs, owner.kernel_size, owner.dilation, padding, owner.stride)
         return patches, grads.flatten(3)
     batch, directions = grads.shape[:2]
     positions = math.prod(inputs.shape[1:-1])

@@ -201,29 +201,36 @@ class LinearisedLaplace:
 
 
 def last_layer_names(network: Network, x: Tensor) -> tuple[str, ...]:
-    """The parameters of the linear layer that the forward pass calls last."""
+    """The parameters of the linear layer whose outputs are the network's. Raises `RunFailed` where there is none."""
     from torch import nn
     from torch.func import functional_call
 
     from bnn_runner.errors import RunFailed
-    from bnn_runner.modes import evaluation_mode
+    from bnn_runner.modes import evaluation_mode, plain_attention
 
-    names = {m: n for n, m in network.module.named_modules()}
-    called: list[nn.Module] = []
+    called: list[tuple[nn.Module, Tensor]] = []
     handles = [
-        m.register_forward_hook(lambda m, *_: called.append(m))
-        for m in names
-        if any(True for _ in m.parameters(recurse=False))
+        m.register_forward_hook(lambda m, _, output: called.append((m, output)))
+        for m in network.module.modules()
+        if isinstance(m, nn.Linear)
     ]
     try:
-        with torch.no_grad(), evaluation_mode(network.module):
-            functional_call(network.module, network.tensors, (x,))
+        with torch.no_grad(), evaluation_mode(network.module), plain_attention():
+            outputs = functional_call(network.module, network.tensors, (x,))
     finally:
         for handle in handles:
             handle.remove()
-    if not called or not isinstance(called[-1], nn.Linear):
+    ends = [m for m, output in called if output.shape == outputs.shape and torch.equal(output, outputs)]
+    if not ends:
         raise RunFailed(
             "this network does not end in a linear layer, so there is no last-layer posterior. Use method.weights=all."
         )
-    prefix = names[called[-1]] + "."
-    return tuple(n for n in network.parameters if n.startswith(prefix))
+    place = next(n for n, m in network.module.named_modules() if m is ends[-1])
+    prefix = f"{place}." if place else ""
+    names = tuple(f"{prefix}{n}" for n, _ in ends[-1].named_parameters())
+    if not set(names) <= set(network.parameters):
+        raise RunFailed(
+            f"the last layer ({place}) shares weights with another one, so it has no posterior of its own. "
+            "Use method.weights=all."
+        )
+    return names

@@ -16,7 +16,7 @@ from bnn_runner.linearised.algebra import Repairs
 from bnn_runner.linearised.evidence import Curvature, log_evidence, validation_logliks
 from bnn_runner.linearised.full import bytes_needed
 from bnn_runner.linearised.invariance import scale_invariant
-from bnn_runner.linearised.jacobians import Jacobians
+from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.linearised.newton import newton_decrement
 from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
 from bnn_runner.linearised.point import At, Mode, Point, at_network, at_tangent_optimum
@@ -115,7 +115,7 @@ class Laplace:
     def _fit(self, task: Task, network: Network, context: FitContext) -> LinearisedLaplace | NetworkLaplace:
         names, treatment = self._basis(network, task)
         jacobians = Jacobians(network, names)
-        jacobians.learn_shapes(task.train.gather(torch.arange(1))[0])
+        jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
         repairs = Repairs()
         structure = self._structure(task, jacobians)
         curvature = Fit(

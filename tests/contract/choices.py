@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
 from bnn_runner.base import Method, Model, Network, Posterior, Task, model_problems
 from bnn_runner.config import build
@@ -16,7 +17,8 @@ from bnn_runner.hyper import Fixed
 from tests.numerics.small_problems import context, make_network, make_task
 
 CONF = Path(__file__).parents[2] / "conf"
-SHAPES = ((3,), (1, 16, 16), (3, 8, 8))
+SHAPES = {(3,): 0, (1, 16, 16): 0, (3, 8, 8): 0, (5,): 7}
+"""Shapes of small inputs, with the vocabulary where they are token ids."""
 KINDS = ("regression", "classification")
 
 
@@ -30,7 +32,19 @@ STAND_INS = {"module": "tests.contract.own_networks.SmallConv"}
 """For choices that leave their class to the user: one that a user might have."""
 
 
-def make(group: str, name: str, **changes: Any) -> Any:
+def target(group: str, name: str) -> str:
+    """The class that a YAML describes."""
+    found: str | None = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())["_target_"]
+    return (found or STAND_INS[name]).rpartition(".")[2]
+
+
+def one_of_each(models: list[str]) -> list[str]:
+    """All variants of the perceptron, which cost little, and the first model of every other class."""
+    first = {target("model", name): name for name in reversed(models)}
+    return [name for name in models if target("model", name) == "MLP" or first[target("model", name)] == name]
+
+
+def make(group: str, name: str, /, **changes: Any) -> Any:
     """The object that a YAML describes, some fields changed."""
     node = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
     node |= {k: v for k, v in changes.items() if k in node}
@@ -39,10 +53,24 @@ def make(group: str, name: str, **changes: Any) -> Any:
     return build(node, allow=["tests"], where=group, what=f"{group}={name}")
 
 
+NARROW: dict[str, dict[str, Any]] = {
+    "CNN": {"channels": [2, 4], "kernels": [5, 3], "groups": 2},
+    "ResNet18": {"widths": [2, 4], "blocks": [1, 1], "groups": 2},
+    "WideResNet": {"depth": 10, "widen": 2, "base": 2},
+    "ViT": {"width": 4, "depth": 1, "heads": 2, "patch": 8},
+    "TextTransformer": {"width": 4, "depth": 1, "heads": 2},
+    "Torchvision": {
+        "name": "mobilenet_v3_small",
+        "options": {"width_mult": 0.05, "reduced_tail": True, "dropout": 0.0},
+    },
+}
+"""Fields that make a model small for the tests, by its class; a list of `hidden` widths is made narrow anyway."""
+
+
 def small_model(name: str) -> Model:
-    """As its YAML says, with narrow hidden layers where it has a list of them."""
+    """As its YAML says, but narrow."""
     node = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
-    return make("model", name, hidden=[6] * len(node.get("hidden", [])))
+    return make("model", name, hidden=[6] * len(node.get("hidden", [])), **NARROW.get(target("model", name), {}))
 
 
 def small_method(name: str) -> Method:
@@ -53,24 +81,29 @@ def small_method(name: str) -> Method:
 def fitting_task(model: Model, kind: str, seed: int = 0) -> Task:
     """A small task of that kind whose inputs the model takes: 10 points to train on, 7 to test (4 and 3 for images)."""
     refused: list[str] = []
-    for shape in SHAPES:
+    for shape, vocabulary in SHAPES.items():
         image = len(shape) > 1
         outputs = 2 if image or kind == "regression" else 3
-        task = make_task(kind, shape, outputs, num_train=4 if image else 10, num_test=3 if image else 7, seed=seed)
+        sizes = (4, 3) if image else (10, 7)
+        task = make_task(kind, shape, outputs, *sizes, seed=seed, vocabulary=vocabulary)
         if found := model_problems(model, task.spec):
             assert all("model=" in problem for problem in found)
             refused += found
             continue
         few = torch.arange(1 if image else 2)
         return replace(task, val=task.val.subset(few), ood={n: s.subset(few) for n, s in task.ood.items()})
-    raise AssertionError(f"no shape of {SHAPES} suits {model}: {refused}")
+    raise AssertionError(f"no shape of {list(SHAPES)} suits {model}: {refused}")
+
+
+def unlike(x: Tensor) -> Tensor:
+    """Points that would move the others if batches were mixed: 50 times as large, or other tokens."""
+    return 50 * x if x.is_floating_point() else x.flip(1)
 
 
 def kinds(model_name: str) -> tuple[str, ...]:
-    """Both kinds of task; for the large networks, whose output layer is the same, classes alone."""
-    model = small_model(model_name)
-    module = model.build(fitting_task(model, KINDS[1]).spec)
-    return KINDS if sum(p.numel() for p in module.parameters()) < 100_000 else KINDS[1:]
+    """Both kinds of task for networks on tables; for others, whose output layer is the same, classes alone."""
+    spec = fitting_task(small_model(model_name), KINDS[1]).spec
+    return KINDS if len(spec.input_shape) == 1 and not spec.vocabulary else KINDS[1:]
 
 
 @cache

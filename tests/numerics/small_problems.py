@@ -14,14 +14,26 @@ from bnn_runner.streams import generator
 
 
 def make_task(
-    kind: str, shape: tuple[int, ...], num_outputs: int, num_train: int = 40, num_test: int = 12, seed: int = 0
+    kind: str,
+    shape: tuple[int, ...],
+    num_outputs: int,
+    num_train: int = 40,
+    num_test: int = 12,
+    seed: int = 0,
+    vocabulary: int = 0,
 ) -> Task:
-    """Random inputs; skewed targets with unequal scales, so that a swapped axis or a lost factor shows."""
+    """Random inputs; skewed targets with unequal scales, so that a swapped axis or a lost factor shows.
+
+    Token ids of a `vocabulary` are padded with 0 from a random place on.
+    """
     g = generator(seed, "test task")
 
     def split(n: int, first_id: int) -> Split:
         x = torch.randn(n, *shape, generator=g, dtype=torch.float64)
         flat = x.reshape(n, -1)
+        if vocabulary:
+            x = torch.randint(1, vocabulary, (n, *shape), generator=g)
+            x[torch.arange(shape[0]) >= torch.randint(1, shape[0] + 1, (n, 1), generator=g)] = 0
         if kind == "classification":
             y: Tensor = torch.randint(0, num_outputs, (n,), generator=g)
         else:
@@ -34,7 +46,7 @@ def make_task(
         else torch.ones(num_outputs, dtype=torch.float64)
     )
     return Task(
-        spec=TaskSpec("random", kind, shape, num_outputs, 0.1),  # type: ignore[arg-type]
+        spec=TaskSpec("random", kind, shape, num_outputs, 0.1, vocabulary),  # type: ignore[arg-type]
         train=split(num_train, 0),
         val=split(8, 1000),
         test=split(num_test, 2000),

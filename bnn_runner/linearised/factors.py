@@ -1,0 +1,121 @@
+"""The Jacobian of one parameter tensor at a batch of points, in the form that its layer gives.
+
+Letters: B points, C directions of the outputs, T positions of a layer, P_t numbers of the tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FLOATS_AT_ONCE = 8_000_000
+"""Numbers in one intermediate array: more would not fit the caches, and fresh memory costs more than the arithmetic."""
+
+
+@dataclass(frozen=True)
+class Factored:
+    """Jacobian of C outputs at B points with respect to a weight matrix: Σ_t g_t a_tᵀ.
+
+    `inputs` a is [B, d, T], `grads` g is [B, C, o, T]; the weight has o × d numbers.
+    """
+
+    inputs: Tensor
+    grads: Tensor
+
+    @property
+    def size(self) -> int:
+        """Weights of the tensor."""
+        return self.grads.shape[2] * self.inputs.shape[1]
+
+    def dense(self) -> Tensor:
+        """[B, C, o·d]."""
+        b, c, o, t = self.grads.shape
+        if t == 1:
+            product = self.grads * self.inputs.reshape(b, 1, 1, -1)
+        else:
+            product = torch.bmm(self.grads.reshape(b, c * o, t), self.inputs.mT)
+        return product.reshape(b, c, -1)
+
+    def apply(self, deltas: Tensor) -> Tensor:
+        """J δ_s for deltas [S, o·d]: [B, C, S], by whichever order of products needs less work."""
+        b, c, o, t = self.grads.shape
+        d, s = self.inputs.shape[1], len(deltas)
+        through_activations = s * t * o * (d + c)
+        through_jacobian = c * o * d * (t + s)
+        if through_jacobian < through_activations:
+            return (self.dense().reshape(b * c, -1) @ deltas.T).reshape(b, c, s)
+        out = deltas.new_empty(b, c, s)
+        rows = self.inputs.mT.reshape(b * t, d)
+        grads = self.grads.transpose(2, 3).reshape(b, c, t * o)
+        step = max(1, FLOATS_AT_ONCE // (b * t * o))
+        for i in range(0, s, step):
+            part = deltas[i : i + step].reshape(-1, o, d)
+            moved = rows @ part.reshape(-1, d).T  # [B·T, S·o]
+            moved = moved.reshape(b, t, len(part), o).transpose(2, 3).reshape(b, t * o, len(part))
+            out[..., i : i + step] = torch.bmm(grads, moved)
+        return out
+
+    def pull(self, values: Tensor) -> Tensor:
+        """Σ_b J_bᵀ u_b for values [B, C]: [o·d]."""
+        grads = torch.einsum("bcot,bc->bot", self.grads, values)
+        return torch.einsum("bot,bdt->od", grads, self.inputs).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Jacobian of C outputs at B points with respect to any tensor, [B, C, P_t]."""
+
+    values: Tensor
+
+    @property
+    def size(self) -> int:
+        """Weights of the tensor."""
+        return self.values.shape[-1]
+
+    def dense(self) -> Tensor:
+        return self.values
+
+    def apply(self, deltas: Tensor) -> Tensor:
+        return self.values @ deltas.T
+
+    def pull(self, values: Tensor) -> Tensor:
+        return torch.einsum("bcp,bc->p", self.values, values)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Jacobian of C outputs at B points with respect to an embedding [V, D]: g_t in row id_t, summed over T.
+
+    `ids` are [B, T], `grads` g [B, C, T, D]; `rows` is V.
+    """
+
+    ids: Tensor
+    grads: Tensor
+    rows: int
+
+    @property
+    def size(self) -> int:
+        """Weights of the tensor."""
+        return self.rows * self.grads.shape[-1]
+
+    def dense(self) -> Tensor:
+        """[B, C, V·D], nearly all of it zero."""
+        out = self.grads.new_zeros(*self.grads.shape[:2], self.rows, self.grads.shape[-1])
+        index = self.ids[:, None, :, None].expand_as(self.grads)
+        return out.scatter_add_(2, index, self.grads).flatten(2)
+
+    def apply(self, deltas: Tensor) -> Tensor:
+        """J δ_s for deltas [S, V·D]: [B, C, S]."""
+        tables = deltas.reshape(len(deltas), self.rows, -1)
+        return torch.stack([torch.einsum("bctd,btd->bc", self.grads, table[self.ids]) for table in tables], dim=-1)
+
+    def pull(self, values: Tensor) -> Tensor:
+        """Σ_b J_bᵀ u_b for values [B, C]: [V·D]."""
+        moved = torch.einsum("bctd,bc->btd", self.grads, values)
+        out = moved.new_zeros(self.rows, moved.shape[-1])
+        return out.index_add_(0, self.ids.flatten(), moved.flatten(0, 1)).reshape(-1)
+
+
+TensorJacobian = Factored | Dense | Looked
