@@ -36,12 +36,14 @@ def true_float32() -> Iterator[None]:
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Without torch's fused path for its own attention layers, which bypasses hooks and derivatives."""
+    """Without torch's fused paths for its own attention layers, which bypass hooks and lack derivatives and vmap."""
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     found = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(found)

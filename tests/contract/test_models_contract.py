@@ -43,7 +43,7 @@ def test_points_are_independent_in_evaluation_mode(name: str, kind: str) -> None
     torch.testing.assert_close(
         network(torch.cat([unlike(x), x]).flip(0))[: len(x)].flip(0), whole, rtol=1e-9, atol=1e-9
     )
-    assert float((whole[0] - whole[1]).abs().max()) > 1e-6
+    assert float((whole[0] - whole[1]).abs().max()) > 1e-7
 
 
 @every_case
@@ -121,11 +121,14 @@ def test_jacobians_are_those_of_autograd(name: str, kind: str) -> None:
     torch.testing.assert_close(plain.outputs, network(x))
     assert list(plain.tensors) == list(network.parameters) == [n for n, _ in module.named_parameters()]
     values = root(plain.outputs)  # [B, K, C]
+    largest = max(float(j.abs().max()) for j in reference.values())
     for n, j in reference.items():
-        torch.testing.assert_close(plain.tensors[n].dense(), j, rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}")
+        # Rounding of sums: next to the tensor's largest derivative, or (a bias before a norm) the network's.
+        atol = 1e-9 * float(j.abs().max()) + 1e-12 * largest
+        torch.testing.assert_close(plain.tensors[n].dense(), j, rtol=1e-8, atol=atol, msg=lambda m, n=n: f"{n}: {m}")
         expected = torch.einsum("bkc,bkp->bcp", values, j)
         torch.testing.assert_close(
-            rooted.tensors[n].dense(), expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}"
+            rooted.tensors[n].dense(), expected, rtol=1e-8, atol=atol, msg=lambda m, n=n: f"{n}: {m}"
         )
     deltas = torch.randn(
         2, sum(jacobians.sizes().values()), generator=torch.Generator().manual_seed(0), dtype=torch.float64
