@@ -28,6 +28,7 @@ def choices(group: str) -> list[str]:
 
 
 METHODS, MODELS = choices("method"), choices("model")
+LARGEST_BLOCK = 1200
 STAND_INS = {"module": "tests.contract.own_networks.SmallConv"}
 """For choices that leave their class to the user: one that a user might have."""
 
@@ -54,9 +55,9 @@ def make(group: str, name: str, /, **changes: Any) -> Any:
 
 
 NARROW: dict[str, dict[str, Any]] = {
-    "CNN": {"channels": [2, 4], "kernels": [5, 3], "groups": 2},
+    "CNN": {"channels": [4, 6], "kernels": [5, 3], "groups": 2},
     "ResNet18": {"widths": [2, 4], "blocks": [1, 1], "groups": 2},
-    "WideResNet": {"depth": 10, "widen": 2, "base": 2},
+    "WideResNet": {"depth": 10, "widen": 2, "base": 1},
     "ViT": {"width": 4, "depth": 1, "heads": 2, "patch": 8},
     "TextTransformer": {"width": 4, "depth": 1, "heads": 2},
     "Torchvision": {
@@ -93,6 +94,15 @@ def fitting_task(model: Model, kind: str, seed: int = 0) -> Task:
         few = torch.arange(1 if image else 2)
         return replace(task, val=task.val.subset(few), ood={n: s.subset(few) for n, s in task.ood.items()})
     raise AssertionError(f"no shape of {list(SHAPES)} suits {model}: {refused}")
+
+
+def too_large(method_name: str, model_name: str) -> bool:
+    """Whether the method is one of exact blocks and some layer's block takes a test too long (or is refused)."""
+    if getattr(small_method(method_name), "structure", "") != "block":
+        return False
+    model = small_model(model_name)
+    module = model.build(fitting_task(model, KINDS[1]).spec)
+    return max(sum(p.numel() for p in m.parameters(recurse=False)) for m in module.modules()) > LARGEST_BLOCK
 
 
 def unlike(x: Tensor) -> Tensor:

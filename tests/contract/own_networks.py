@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class SmallConv(nn.Module):
     """Colour images of any size to `num_outputs` numbers; a norm layer with running statistics inside."""
 
-    def __init__(self, num_outputs: int = 2, width: int = 4) -> None:
+    def __init__(self, num_outputs: int = 2, width: int = 8) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, width, 3, padding=1)
         self.norm = nn.BatchNorm2d(width)

