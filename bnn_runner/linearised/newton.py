@@ -10,7 +10,6 @@ from torch.func import functional_call
 
 from bnn_runner.base import Network, Task
 from bnn_runner.linearised.algebra import wide
-from bnn_runner.linearised.factors import Dense
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian

@@ -128,7 +128,7 @@ def test_every_name_that_does_not_fit_is_told(tmp_path: Path) -> None:
         put_into(SmallConv(num_outputs=2), read_weights(tmp_path / "w.pt"), "model=module")
     told = str(caught.value)
     assert "Missing in the file: conv.bias." in told and "Not in the network: extra.weight." in told
-    assert "out.weight is [5, 4] in the file and [2, 4] in the network" in told and "num_batches" not in told
+    assert "out.weight is [5, 8] in the file and [2, 8] in the network" in told and "num_batches" not in told
 
 
 # -------------------------------------------------------------------------------- on the task
