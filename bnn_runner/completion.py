@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -81,7 +80,6 @@ def score_again(work: Work) -> bool:
 
 
 def _fit(work: Work, networks: list[Network], session: Session) -> Posterior:
-    start = time.perf_counter()
     context = FitContext(
         seed=work.cell.seed,
         hyper=work.experiment.hyper,
@@ -89,8 +87,8 @@ def _fit(work: Work, networks: list[Network], session: Session) -> Posterior:
         checkpoint=work.cell.fit_checkpoint,
         progress=session.step,
     )
-    posterior = work.experiment.method.fit(work.task, networks, context)
-    work.seconds["posterior"] = time.perf_counter() - start
+    with work.stages.stage("posterior", session.device):
+        posterior = work.experiment.method.fit(work.task, networks, context)
     for rule, names in by_rule(posterior.treatment).items():
         session.console.write_log(f"treatment: {rule}: {', '.join(names)}")
     return posterior
@@ -105,7 +103,6 @@ def by_rule(treatment: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _evaluate(work: Work, posterior: Posterior, session: Session) -> tuple[Evaluation, Calibration | None]:
-    start = time.perf_counter()
     settings = work.experiment.settings.eval
     most = settings.max_ood if settings.max_ood is not None else 2**31
     task, predictive = _with_short_val(work.task, most, work.cell.seed), work.experiment.method.predictive
@@ -115,14 +112,14 @@ def _evaluate(work: Work, posterior: Posterior, session: Session) -> tuple[Evalu
         "batch_size": settings.batch_size,
     }
     calibration = None
-    if settings.calibrate == "temperature":
-        session.step("calibration", 0, 1)
-        calibration = fit_temperature(task, posterior, predictive, **size)
-    temperature = None if calibration is None else calibration.temperature
-    evaluation = evaluate(
-        task, posterior, predictive, **size, max_ood=most, progress=session.step, temperature=temperature
-    )
-    work.seconds["evaluation"] = time.perf_counter() - start
+    with work.stages.stage("evaluation", session.device):
+        if settings.calibrate == "temperature":
+            session.step("calibration", 0, 1)
+            calibration = fit_temperature(task, posterior, predictive, **size)
+        temperature = None if calibration is None else calibration.temperature
+        evaluation = evaluate(
+            task, posterior, predictive, **size, max_ood=most, progress=session.step, temperature=temperature
+        )
     return evaluation, calibration
 
 
@@ -165,17 +162,16 @@ def _write(
     given: Sequence[dict[str, Any]],
     session: Session,
 ) -> None:
-    start = time.perf_counter()
     experiment, cell = work.experiment, work.cell
-    evaluation_store.save(evaluation, cell.folder)
-    cell.write_scores(scores)
-    cell.write_history([n.history for n in networks])
-    write_text(cell.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(experiment.config)))
-    write_text(cell.folder / "citations.bib", bibliography(_components(work)))
-    saved = _save_posterior(work, posterior, session) if experiment.settings.save_posterior else {}
-    if experiment.settings.figures:
-        draw_figures(cell.folder, work.task, posterior, experiment, evaluation, scores, networks)
-    work.seconds["writing"] = time.perf_counter() - start
+    with work.stages.stage("writing", session.device):
+        evaluation_store.save(evaluation, cell.folder)
+        cell.write_scores(scores)
+        cell.write_history([n.history for n in networks])
+        write_text(cell.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(experiment.config)))
+        write_text(cell.folder / "citations.bib", bibliography(_components(work)))
+        saved = _save_posterior(work, posterior, session) if experiment.settings.save_posterior else {}
+        if experiment.settings.figures:
+            draw_figures(cell.folder, work.task, posterior, experiment, evaluation, scores, networks)
     notes = [*work.task.notes, *experiment.notes, *work.notes, *evaluation.notes, *session.budget.notes()]
     report = dict(posterior.report)
     if calibration is not None:
@@ -185,7 +181,7 @@ def _write(
     if given:
         found["given"] = list(given)
     write_description(cell, _facts(work, session) | found)
-    provenance = collect(session.device, experiment.settings.precision, session.threads, work.seconds)
+    provenance = collect(session.device, experiment.settings, session.threads, work.stages)
     provenance |= {
         "training_keys": [t.key for t in work.trainings],
         "training_seconds_when_trained": sum(n.seconds for n in networks),

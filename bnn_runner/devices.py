@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,14 +12,20 @@ from bnn_runner.errors import UserError
 
 
 def pick_device(name: str) -> torch.device:
-    """cpu, cuda or mps; auto takes the first accelerator that works. Raises `UserError` for one that is not there."""
+    """cpu, cuda or mps; auto is the environment variable BNN_DEVICE, else the first accelerator that works.
+
+    Raises `UserError` for a device that is not there, or that BNN_DEVICE misspells.
+    """
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    told = f"device={name}"
+    if name == "auto" and (name := os.environ.get("BNN_DEVICE") or "auto") != "auto":
+        told = f"BNN_DEVICE={name}"
+        if name not in ("cpu", "cuda", "mps"):
+            raise UserError(f"{told} names no device. It stands for device=auto. Set it to cpu, cuda or mps.")
     if name == "auto":
         return torch.device("cuda" if cuda else "mps" if mps else "cpu")
     if (name == "cuda" and not cuda) or (name == "mps" and not mps):
-        raise UserError(
-            f"device={name} is not to be had: torch sees no such accelerator here. Use device=cpu or device=auto."
-        )
+        raise UserError(f"{told} is not to be had: torch sees no such accelerator here. Use device=cpu.")
     return torch.device(name)
 
 

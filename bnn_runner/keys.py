@@ -27,6 +27,7 @@ NEVER = (
     "force",
     "prepare",
     "stack",
+    "compile",
     "figures",
     "save_posterior",
     "allow",

@@ -25,19 +25,23 @@ Forward = Callable[[Tensor, Tensors], Tensor]
 __all__ = ["Forward", "Strategy", "Tensors", "choose_strategy", "concatenate", "lane_forward"]
 
 
-def lane_forward(module: nn.Module, strategy: Strategy, parameters: Tensors, buffers: Tensors) -> Forward:
+def lane_forward(
+    module: nn.Module, strategy: Strategy, parameters: Tensors, buffers: Tensors, called: Callable[[Tensor], Tensor] | None = None
+) -> Forward:
     """A function (x [L, B, ...], noise) -> outputs [L, B, K] of lanes with parameters and buffers [L, ...].
 
     `noise` holds further buffers [L, ...] for one call. Buffers are updated in place, so batch
     statistics of training stay with their lane. Under "single" the tensors must be the module's
     own, seen with a lane axis: swapping them in and out would cost as much as a small network does.
+    There `called` is what stands for the module where no noise enters (the module compiled).
     """
     if strategy == "single":
+        plain = module if called is None else called
 
         def single(x: Tensor, noise: Tensors) -> Tensor:
             # Convolutions are faster on images whose channels lie next to each other; so do the weights' here.
             batch = x[0].contiguous(memory_format=torch.channels_last) if x.dim() == 5 else x[0]
-            outputs = functional_call(module, {n: b[0] for n, b in noise.items()}, (batch,)) if noise else module(batch)
+            outputs = functional_call(module, {n: b[0] for n, b in noise.items()}, (batch,)) if noise else plain(batch)
             return outputs.unsqueeze(0)
 
         return single

@@ -60,7 +60,6 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.terminal = console.stream.isatty()
-        self.seconds: dict[str, float] = {}
         self._stage = ""
         self._bar: tqdm[Any] | None = None
         self._begun = self._told = 0.0
@@ -72,7 +71,6 @@ class Progress:
         if stage != self._stage:
             self.close()
             self._stage, self._begun, self._told, self._first, self._said_long = stage, now, now, done, False
-        self.seconds[stage] = now - self._begun
         took = now - self._begun
         moved = done - self._first
         if not self._said_long and took > _FIRST_LOOK_SECONDS and moved > 0:

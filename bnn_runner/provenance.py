@@ -9,7 +9,9 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 
 import bnn_runner
 from bnn_runner.keys import RECIPE
+from bnn_runner.settings import Settings
 
 _PACKAGES = (
     "torch",
@@ -68,8 +71,40 @@ def device_name(device: torch.device) -> str:
     )
 
 
-def peak_memory(device: torch.device) -> dict[str, float]:
-    """Peak memory in MiB: of the process, and of the accelerator where there is one."""
+@dataclass(frozen=True)
+class Stages:
+    """Seconds of each stage of a cell, and its peak memory in MiB.
+
+    `device_mib` is the most that tensors held on the accelerator during that stage; a process's own
+    peak cannot be told by stage, so `process_mib` is its peak since it began, at the end of the stage.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str, device: torch.device) -> Iterator[None]:
+        """Measure what the block takes, with the device's queue drained."""
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+        start = time.perf_counter()
+        yield
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.seconds[name] = time.perf_counter() - start
+        self.peaks[name] = _peak_memory(device)
+
+    def told(self) -> list[str]:
+        """Lines for a person."""
+        lines = ["seconds  " + ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items())]
+        process = max(peak["process_mib"] for peak in self.peaks.values())
+        device = [f"{name} {peak['device_mib']:,.0f}" for name, peak in self.peaks.items() if "device_mib" in peak]
+        on_device = f"; on the device, by stage: {', '.join(device)}" if device else ""
+        return [*lines, f"memory   {process:,.0f} MiB at the peak of the process{on_device}"]
+
+
+def _peak_memory(device: torch.device) -> dict[str, float]:
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is bytes there, KiB elsewhere
     peaks = {"process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
     if device.type == "cuda":
@@ -77,7 +112,7 @@ def peak_memory(device: torch.device) -> dict[str, float]:
     return peaks
 
 
-def collect(device: torch.device, precision: str, threads: int, seconds: Mapping[str, float]) -> dict[str, Any]:
+def collect(device: torch.device, settings: Settings, threads: int, stages: Stages) -> dict[str, Any]:
     """One mapping for provenance.json; the caller adds what only it knows."""
     return {
         "recipe": RECIPE,
@@ -87,9 +122,14 @@ def collect(device: torch.device, precision: str, threads: int, seconds: Mapping
         "platform": platform.platform(),
         "host": platform.node(),
         "device": device_name(device),
-        "training_precision": precision,
+        "training_precision": settings.precision,
+        "tf32_in_training": {
+            "matmul": torch.backends.cuda.matmul.allow_tf32,
+            "convolution": torch.backends.cudnn.allow_tf32,
+        },
+        "compile": settings.compile,
         "posterior_precision": "float32 Jacobians, float64 factorisations; no TF32, no autocast",
         "threads": threads,
-        "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
-        "peak_memory": peak_memory(device),
+        "seconds": {stage: round(value, 3) for stage, value in stages.seconds.items()},
+        "peak_memory": {stage: {k: round(v, 1) for k, v in peak.items()} for stage, peak in stages.peaks.items()},
     }

@@ -27,6 +27,7 @@ from bnn_runner.keys import RECIPE, cell_hash, digest, training_key
 from bnn_runner.lease import Lease
 from bnn_runner.preparation import acquire, prepare_data
 from bnn_runner.progress import Console
+from bnn_runner.provenance import Stages
 from bnn_runner.session import Session, Work
 from bnn_runner.streams import derive_seed
 from bnn_runner.telling import describe, short, show_scores
@@ -118,6 +119,7 @@ def workplan(experiment: Experiment, session: Session) -> Workplan:
         augment=experiment.augment,
         precision=settings.precision,
         stack=settings.stack,
+        compile=settings.compile,
     )
     cache = NetworkCache(settings.cache_path)
     return Workplan(recipe, cache, session.device, session.console.say, session.progress, session.stop)
@@ -176,9 +178,12 @@ def _run_all(works: list[Work], session: Session) -> Outcome:
     try:
         for work in todo:
             begin(work, session)
-        diverged = plan.train_missing([t for w in todo for t in w.trainings])
+        together = Stages()
+        with together.stage("training", session.device):
+            diverged = plan.train_missing([t for w in todo for t in w.trainings])
         for work in todo:
-            work.seconds["training"] = sum(v for k, v in session.progress.seconds.items() if k.startswith("training"))
+            work.stages.seconds.update(together.seconds)
+            work.stages.peaks.update(together.peaks)
             try:
                 for training in work.trainings:
                     if training.key in diverged:

@@ -14,6 +14,7 @@ from bnn_runner.config import Experiment
 from bnn_runner.interrupts import StopRequest
 from bnn_runner.keys import RECIPE, digest, flatten, list_of
 from bnn_runner.progress import Console, Progress
+from bnn_runner.provenance import Stages
 from bnn_runner.workplan import Training
 
 
@@ -38,14 +39,14 @@ class Session:
 class Work:
     """One cell on its way: its experiment (with the cell's own seed), task and needed trainings.
 
-    `seconds` by stage and `notes` for the reader are gathered on the way.
+    What the `stages` cost and `notes` for the reader are gathered on the way.
     """
 
     experiment: Experiment
     cell: Cell
     task: Task
     trainings: list[Training]
-    seconds: dict[str, float] = field(default_factory=dict)
+    stages: Stages = field(default_factory=Stages)
     notes: list[str] = field(default_factory=list)
 
     def effective_config(self) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class Settings:
     replicates: int
     device: Literal["auto", "cpu", "cuda", "mps"]
     precision: Literal["float32", "bf16"]
+    compile: bool
     threads: int | None
     data_dir: Path | None
     output_dir: Path

@@ -83,8 +83,9 @@ def show_scores(work: Work, session: Session) -> None:
     for picture in sorted((cell.folder / "figures").glob("*.png")):
         say(f"picture  {short(picture)}")
     say(f"cell     {short(cell.folder)}")
-    if work.seconds:
-        say("seconds  " + ", ".join(f"{k} {v:.1f}" for k, v in work.seconds.items()))
+    if work.stages.seconds:
+        for line in work.stages.told():
+            say(line)
 
 
 def _evidence(report: dict[str, Any]) -> str:

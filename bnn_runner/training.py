@@ -222,6 +222,27 @@ class Group:
     def _forward(self) -> Forward:
         return lane_forward(self.module, self.strategy, self.state.parameters, self.state.buffers)
 
+    def compile(self) -> str:
+        """Train through `torch.compile`; why not, where that cannot be (then nothing is changed)."""
+        if self.strategy != "single" or self._noise is not None:
+            return "it serves one network without noise at a time"
+        state = self.state
+        compiled = lane_forward(self.module, "single", state.parameters, state.buffers, torch.compile(self.module))
+        kept = {name: b.clone() for name, b in state.buffers.items()}
+        begin, end = self.bounds[0]
+        x, y = self.data.gather(self._epoch(0)[0][:, begin:end])
+        plain, self._forward = self._forward, compiled
+        try:
+            with self.at_work():
+                torch.autograd.grad(self._nll(self._outputs(x, {}), y, state.log_noise).sum(), state.trained)
+        except Exception as error:  # of the compiler or of the tools it calls: any kind
+            self._forward = plain
+            return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        finally:
+            for name, b in state.buffers.items():
+                b.copy_(kept[name])
+        return ""
+
     def _penalty(self) -> Tensor | None:
         """The rework's own part of the objective times N, [L]."""
         if self.recipe.rework is None:

@@ -43,6 +43,7 @@ class Recipe:
     precision: str = "float32"
     dtype: torch.dtype = torch.float32
     stack: str = "auto"
+    compile: bool = False
     rework: Rework | None = None
     augment: Augmentation = field(default_factory=Unchanged)
 

@@ -130,6 +130,8 @@ class Workplan:
                 checkpoint = self.cache.partial(digest([t.key for t in members]))
                 if step := group.resume(checkpoint):
                     self.say(f"going on from a checkpoint at step {step} of {group.total_steps}")
+                if self.recipe.compile and (reason := group.compile()):
+                    self.say(f"note: compile=true is not used ({reason})")
                 try:
                     networks = group.train(
                         checkpoint, lambda s, done, total: self.progress(s + suffix, done, total), self.stop
