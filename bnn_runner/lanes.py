@@ -26,7 +26,11 @@ __all__ = ["Forward", "Strategy", "Tensors", "choose_strategy", "concatenate", "
 
 
 def lane_forward(
-    module: nn.Module, strategy: Strategy, parameters: Tensors, buffers: Tensors, called: Callable[[Tensor], Tensor] | None = None
+    module: nn.Module,
+    strategy: Strategy,
+    parameters: Tensors,
+    buffers: Tensors,
+    called: Callable[[Tensor], Tensor] | None = None,
 ) -> Forward:
     """A function (x [L, B, ...], noise) -> outputs [L, B, K] of lanes with parameters and buffers [L, ...].
 
