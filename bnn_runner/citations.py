@@ -15,6 +15,7 @@ BY_CLASS: dict[str, tuple[str, ...]] = {
     "ResNet20": ("he2016",),
     "Joint": ("osband2022",),
     "Dyadic": ("osband2022",),
+    "UCIClassification": ("immer2021",),
     "UCIRegression": ("hernandezlobato2015", "foong2019"),
 }
 
