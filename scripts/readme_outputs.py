@@ -31,7 +31,7 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "outputs" / "results"
 BIN = Path(sys.executable).parent
 
-UCI = "UCI regression, "
+UCI = ("UCI regression, ", "UCI classification, ")
 
 # Of the default's output the README shows these lines, without the notes behind the column n.
 NOTE = re.compile(r"(?<=\d)  S/4 .*")
@@ -90,12 +90,15 @@ def tables() -> dict[str, str]:
 
 
 def data_table(catalogue: Catalogue) -> str:
-    """A line each; the UCI sets share one."""
+    """A line each; the UCI sets share one for each kind."""
     lines = {choice: catalogue.help_line("data", choice) for choice in catalogue.choices("data")}
-    uci = {choice: told.removeprefix(UCI) for choice, told in lines.items() if told.startswith(UCI)}
-    rows = [f"| `{choice}` | {told} |" for choice, told in lines.items() if choice not in uci]
-    names, told = ", ".join(f"`{choice}`" for choice in uci), "; ".join(uci.values())
-    return "\n".join(["| `data=` | |", "|---|---|", *rows, f"| {names} | {UCI}in this order: {told} |"])
+    families = {prefix: {c: t for c, t in lines.items() if t.startswith(prefix)} for prefix in UCI}
+    shared = {choice for family in families.values() for choice in family}
+    rows = [f"| `{choice}` | {told} |" for choice, told in lines.items() if choice not in shared]
+    for prefix, family in families.items():
+        names, told = ", ".join(f"`{c}`" for c in family), "; ".join(t.removeprefix(prefix) for t in family.values())
+        rows.append(f"| {names} | {prefix}in this order: {told} |")
+    return "\n".join(["| `data=` | |", "|---|---|", *rows])
 
 
 def other_choices(catalogue: Catalogue) -> str:
