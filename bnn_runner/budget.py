@@ -94,13 +94,7 @@ def estimate(
 
     `missing` are the trainings that the cache lacks; `scored_points` how many points each task evaluates.
     """
-    training = 0.0
-    if missing:
-        group = Group(recipe, missing, device)
-        lanes = 1
-        if group.strategy == "loop":
-            group, lanes = Group(recipe, missing[:1], device), len(missing)
-        training = group.step_seconds() * group.total_steps * lanes
+    training = _training_seconds(recipe, missing, device)
     points = sum(len(t.train) for t in tasks)
     if training < 20 and points + sum(scored_points) < 5000:
         return Cost(training, 0.0, 0.0)
@@ -114,6 +108,20 @@ def estimate(
     fit = sum(first[0] + fit_slope * len(t.train) for t in tasks)
     evaluation = sum(first[1] + eval_slope * n for n in scored_points)
     return Cost(training, fit, evaluation, fit_slope, eval_slope)
+
+
+def _training_seconds(recipe: Recipe, missing: Sequence[Lane], device: torch.device) -> float:
+    """Of all trainings, grouped as they will be: those of equal size at once where they stack."""
+    by_size: dict[int, list[Lane]] = {}
+    for lane in missing:
+        by_size.setdefault(len(lane.task.train), []).append(lane)
+    total = 0.0
+    for lanes in by_size.values():
+        group, times = Group(recipe, lanes, device), 1
+        if group.strategy == "loop":
+            group, times = Group(recipe, lanes[:1], device), len(lanes)
+        total += group.step_seconds() * group.total_steps * times
+    return total
 
 
 def _posterior_seconds(

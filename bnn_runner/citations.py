@@ -19,6 +19,12 @@ BY_CLASS: dict[str, tuple[str, ...]] = {
     "UCIRegression": ("hernandezlobato2015", "foong2019"),
 }
 
+BY_STRUCTURE: dict[str, tuple[str, ...]] = {
+    "kfac": ("martens2015", "botev2017", "grosse2016"),
+    "ekfac": ("martens2015", "botev2017", "grosse2016", "george2018"),
+}
+"""Of the curvature structures that a posterior's report may name."""
+
 ENTRIES: dict[str, str] = {
     "mackay1992": """@article{mackay1992,
   author = {MacKay, David J. C.}, title = {A practical {B}ayesian framework for backpropagation networks},
@@ -92,6 +98,18 @@ ENTRIES: dict[str, str] = {
     "devries2017": """@article{devries2017,
   author = {DeVries, Terrance and Taylor, Graham W.},
   title = {Improved regularization of convolutional neural networks with cutout}, journal = {arXiv:1708.04552}, year = {2017}}""",
+    "martens2015": """@inproceedings{martens2015,
+  author = {Martens, James and Grosse, Roger},
+  title = {Optimizing neural networks with {K}ronecker-factored approximate curvature}, booktitle = {ICML}, year = {2015}}""",
+    "botev2017": """@inproceedings{botev2017,
+  author = {Botev, Aleksandar and Ritter, Hippolyt and Barber, David},
+  title = {Practical {G}auss-{N}ewton optimisation for deep learning}, booktitle = {ICML}, year = {2017}}""",
+    "grosse2016": """@inproceedings{grosse2016,
+  author = {Grosse, Roger and Martens, James},
+  title = {A {K}ronecker-factored approximate {F}isher matrix for convolution layers}, booktitle = {ICML}, year = {2016}}""",
+    "george2018": """@inproceedings{george2018,
+  author = {George, Thomas and Laurent, C{\\'e}sar and Bouthillier, Xavier and Ballas, Nicolas and Vincent, Pascal},
+  title = {Fast approximate natural gradient descent in a {K}ronecker-factored eigenbasis}, booktitle = {NeurIPS}, year = {2018}}""",
     "krizhevsky2009": """@techreport{krizhevsky2009,
   author = {Krizhevsky, Alex}, title = {Learning multiple layers of features from tiny images},
   institution = {University of Toronto}, year = {2009}}""",
@@ -113,10 +131,11 @@ ENTRIES: dict[str, str] = {
 }
 
 
-def bibliography(components: Sequence[object]) -> str:
-    """BibTeX of the sources of the components in use, each once."""
+def bibliography(components: Sequence[object], structure: str = "") -> str:
+    """BibTeX of the sources of the components in use and of the posterior's curvature structure, each once."""
     keys: dict[str, None] = {}
     for component in components:
         named = getattr(component, "cites", None) or BY_CLASS.get(type(component).__name__, ())
         keys |= dict.fromkeys(named)
+    keys |= dict.fromkeys(BY_STRUCTURE.get(structure, ()))
     return "\n\n".join(ENTRIES.get(key, key) for key in keys) + "\n"

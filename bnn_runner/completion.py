@@ -168,7 +168,9 @@ def _write(
         cell.write_scores(scores)
         cell.write_history([n.history for n in networks])
         write_text(cell.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(experiment.config)))
-        write_text(cell.folder / "citations.bib", bibliography(_components(work)))
+        write_text(
+            cell.folder / "citations.bib", bibliography(_components(work), str(posterior.report.get("structure")))
+        )
         saved = _save_posterior(work, posterior, session) if experiment.settings.save_posterior else {}
         if experiment.settings.figures:
             draw_figures(cell.folder, work.task, posterior, experiment, evaluation, scores, networks)

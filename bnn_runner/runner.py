@@ -132,7 +132,7 @@ def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment,
     request = digest([[w.cell.hash for w in works], limit])
     kept = experiment.settings.cache_path / "plans" / f"{request}.json"
     cost = budgets.Cost()
-    changes = budgets.remembered(kept) if limit is not None else None
+    changes = budgets.remembered(kept) if limit is not None and not experiment.settings.force else None
     if changes is None:
         plan = workplan(experiment, session)
         needed = [t for w in works for t in w.trainings if t.trained and t.given is None]
@@ -145,7 +145,7 @@ def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment,
         if limit is not None:
             changes = budgets.shorten(cost, limit, works[0].task, others[0], experiment.schedule, len(works))
     budget = Budget(changes, budgets.asked(experiment, changes), (limit or 0.0) / 60)
-    if changes:
+    if changes or kept.exists():  # a forced run may find that nothing need be shortened now
         budgets.remember(kept, changes)
     budgets.announce(cost, budget, works[0].command(budget), session.console.say)
     return budgets.apply(experiment, changes), budget
@@ -172,8 +172,8 @@ def _run_all(works: list[Work], session: Session) -> Outcome:
             show_scores(work, session)
     if not todo:
         return Outcome("skipped", "all cells were finished", folders)
-    describe(todo[0], session)
     plan = workplan(todo[0].experiment, session)
+    describe(todo[0], session, plan.recipe)
     failures: list[str] = []
     try:
         for work in todo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from bnn_runner.given import try_on
 from bnn_runner.report.cells import read_scores
 from bnn_runner.report.console import score_table
 from bnn_runner.session import Session, Work
+from bnn_runner.streams import global_stream
+from bnn_runner.training_state import Recipe
 
 
-def describe(work: Work, session: Session) -> None:
-    """The task, the network, the method and the device, before anything runs."""
+def describe(work: Work, session: Session, recipe: Recipe) -> None:
+    """The task, the network, the method, the prior and the device, before anything runs."""
     task, experiment, say = work.task, work.experiment, session.console.say
     sizes = f"{len(task.train):,} train, {len(task.val):,} validation, {len(task.test):,} test"
     say(f"data={work.cell.data}: {task.spec.kind}, inputs {list(task.spec.input_shape)}, {sizes}")
@@ -32,12 +35,20 @@ def describe(work: Work, session: Session) -> None:
         f"model={work.cell.model} method={work.cell.method}{networks}: {trained}, "
         f"device {session.device.type}, {session.threads} threads"
     )
-    precisions = getattr(experiment.prior, "precision", None)
-    if precisions is not None:
-        decay = precisions / max(len(task.train), 1)
-        say(f"prior={experiment.choices.get('prior')} precision {precisions:g}: weight decay {decay:.3g}")
-        if experiment.given:
-            say("  (a network trained with weight decay d on these points has prior.precision = d × their number)")
+    say(f"prior={experiment.choices.get('prior')} {_decay(recipe, work)}")
+    if experiment.given:
+        say("  (a network trained with weight decay d on these points has prior.precision = d × their number)")
+
+
+def _decay(recipe: Recipe, work: Work) -> str:
+    """The training prior's precisions λ and the weight decay λ/N that each amounts to."""
+    recipe = replace(recipe, rework=next((t.rework for t in work.trainings), None))
+    with global_stream(0, "skeleton"):
+        precisions = recipe.precisions(recipe.build(work.task.spec)).values()
+    low, high, points = min(precisions), max(precisions), max(len(work.task.train), 1)
+    if low == high:
+        return f"precision {low:g}: weight decay {low / points:.3g}"
+    return f"precisions {low:g} to {high:g} by tensor: weight decay {low / points:.3g} to {high / points:.3g}"
 
 
 def tell_given(work: Work, networks: Sequence[Network], session: Session) -> list[dict[str, Any]]:

@@ -5,6 +5,9 @@ respect to W is Σ_t g_t a_tᵀ, with a the layer's input and g the outputs' der
 to z. So it is kept as the pair (a, g): KFAC, closed-form variances and linearised draws all work
 on the pair, and the dense Jacobian [B, C, P] is formed only where it is the cheaper side.
 
+A product J v is made of these pairs, by reverse mode alone: no operation of a network needs a
+forward-mode rule, so there is none for whose lack a slower way would be taken without a word.
+
 Backward passes sum over the batch, which is right where a network in evaluation mode treats points
 independently. That, and every tensor's structured form, is compared with plain reverse-mode
 derivatives at the first batch: weights used past their module (tied, standardised, read by another

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,12 @@ import torch
 from bnn_runner import budget as budgets
 from bnn_runner.budget import Cost, limit_seconds, shorten
 from bnn_runner.cli.main import run
+from bnn_runner.likelihoods import NoiseRule
+from bnn_runner.models.mlp import MLP
+from bnn_runner.priors import Isotropic
 from bnn_runner.schedules import Schedule
+from bnn_runner.training import Group
+from bnn_runner.training_state import Lane, Recipe
 from tests.numerics.small_problems import make_task
 
 TASK = make_task("classification", (3,), 3, num_train=40_000, num_test=10_000)
@@ -57,6 +63,17 @@ def test_what_is_long_is_shortened_until_it_fits(cost: Cost, changed: set[str]) 
     assert training + fit + evaluation <= limit
 
 
+def test_trainings_of_unequal_size_are_estimated_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bugs: replicates of unequal size in one group, which ends in a ValueError; each size counted once."""
+    monkeypatch.setattr(Group, "step_seconds", lambda self: 1.0)
+    tasks = [make_task("regression", (3,), 1, num_train=n) for n in (20, 20, 25)]
+    lanes = [Lane(task, i) for i, task in enumerate(tasks)]
+    schedule = Schedule(epochs=3, batch_size=10)
+    recipe = Recipe(MLP(hidden=(4,)), schedule, Isotropic(), NoiseRule(), dtype=torch.float64)
+    assert budgets._training_seconds(recipe, lanes, CPU) == 3 * 2 + 3 * 3
+    assert budgets._training_seconds(replace(recipe, stack="never"), lanes, CPU) == 2 * 3 * 2 + 3 * 3
+
+
 def test_a_shortened_run_is_marked_and_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +94,15 @@ def test_a_shortened_run_is_marked_and_found_again(
     # Typed again, nothing is estimated (the list of costs is empty) and the same cell is shown.
     assert run(words) == 0
     assert "already finished" in capsys.readouterr().out
+    # A forced run is estimated anew, and what it finds is what the same request has from then on.
+    costs.append(Cost(training=1))
+    assert run([*words, "schedule.epochs=4", "force=true"]) == 0
+    assert "SHORTENED" not in capsys.readouterr().out
+    costs.append(Cost(training=600))
+    assert run([*words, "force=true"]) == 0
+    costs.append(Cost(training=1200))
+    assert run([*words, "force=true"]) == 0
+    assert "schedule.epochs 40 -> 1" in capsys.readouterr().out
     # The command it printed is that cell.
     command = (cell / "command.txt").read_text().split()
     assert "schedule.epochs=3" in command and "time_limit=null" in command and "schedule.epochs=40" not in command

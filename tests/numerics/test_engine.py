@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from bnn_runner import progress as progresses
+from bnn_runner.ascent import maximise
+from bnn_runner.citations import bibliography
 from bnn_runner.devices import pick_device
 from bnn_runner.errors import UserError
 from bnn_runner.models.mlp import MLP
@@ -148,3 +151,55 @@ def test_progress_in_a_file_is_sparse_lines(monkeypatch: pytest.MonkeyPatch) -> 
     for step in range(1, 3):
         progress("posterior", step, 2)
     assert quick.getvalue() == ""
+
+
+@pytest.mark.parametrize("fixed", [None, 1])
+@pytest.mark.parametrize("bounds", [(-20.0, 20.0), (-0.5, 1.0)])
+def test_the_ascent_ends_where_scipy_ends(bounds: tuple[float, float], fixed: int | None) -> None:
+    """Planted bugs: a fixed variable that moves; a bound passed or kept after the gradient leaves it; an early stop."""
+    curvature = torch.tensor([[4.0, 1.2, 0.3], [1.2, 1.0, -0.2], [0.3, -0.2, 30.0]], dtype=torch.float64)
+    centre = torch.tensor([1.5, -2.0, 0.4], dtype=torch.float64)
+
+    def objective(x: Tensor) -> Tensor:
+        d = x - centre
+        return -0.5 * d @ curvature @ d - 0.1 * (x.exp() + d**4).sum()
+
+    start = torch.tensor([0.5, 0.25, -0.25], dtype=torch.float64)
+    free = torch.tensor([i != fixed for i in range(3)])
+    found = maximise(objective, start, free, *bounds, 100)
+
+    def negative(x: Any) -> tuple[float, Any]:
+        point = torch.tensor(x).requires_grad_()
+        value = -objective(point)
+        (grad,) = torch.autograd.grad(value, point)
+        return float(value.detach()), grad.numpy()
+
+    limits = [bounds if i != fixed else (float(start[i]), float(start[i])) for i in range(3)]
+    reference = minimize(
+        negative, start.numpy(), jac=True, bounds=limits, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-10}
+    )
+    torch.testing.assert_close(found.point, torch.tensor(reference.x), rtol=1e-5, atol=1e-5)
+    assert found.finite and found.gradient < 1e-4 and 3 < found.iterations < 60
+    if fixed is not None:
+        assert found.point[fixed] == start[fixed]
+    assert bool((found.point >= bounds[0]).all()) and bool((found.point <= bounds[1]).all())
+
+
+def test_the_ascent_backs_out_of_a_region_without_values() -> None:
+    """Planted bugs: a step into NaN that is taken; a start in NaN that is reported as a maximum."""
+
+    def objective(x: Tensor) -> Tensor:
+        return -((x - 1.9) ** 2).sum() + 0.1 * (2 - x).log().sum()  # NaN above 2
+
+    start, free = torch.zeros(2, dtype=torch.float64), torch.tensor([True, True])
+    found = maximise(objective, start, free, -5.0, 5.0, 100)
+    exact = (3.9 - (0.1**2 + 0.2) ** 0.5) / 2  # where 2 (1.9 - x) (2 - x) = 0.1
+    torch.testing.assert_close(found.point, torch.full_like(start, exact), rtol=0, atol=1e-5)
+    lost = maximise(objective, torch.full_like(start, 3.0), free, -5.0, 5.0, 100)
+    assert not lost.finite and torch.equal(lost.point, torch.full_like(start, 3.0))
+
+
+def test_kronecker_factors_are_cited() -> None:
+    told = bibliography([], "kfac")
+    assert all(key in told for key in ("martens2015", "botev2017", "grosse2016")) and "george2018" not in told
+    assert bibliography([], "diag").strip() == ""
