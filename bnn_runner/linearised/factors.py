@@ -14,6 +14,12 @@ FLOATS_AT_ONCE = 8_000_000
 """Numbers in one intermediate array: more would not fit the caches, and fresh memory costs more than the arithmetic."""
 
 
+def forms_dense(positions: int, outputs: int, inputs: int, directions: int, draws: int) -> bool:
+    """Whether moving `draws` through the dense Jacobian of a weight needs less work than through its activations."""
+    through_activations = draws * positions * outputs * (inputs + directions)
+    return directions * outputs * inputs * (positions + draws) < through_activations
+
+
 @dataclass(frozen=True)
 class Factored:
     """Jacobian of C outputs at B points with respect to a weight matrix: Σ_t g_t a_tᵀ.
@@ -42,9 +48,7 @@ class Factored:
         """J δ_s for deltas [S, o·d]: [B, C, S], by whichever order of products needs less work."""
         b, c, o, t = self.grads.shape
         d, s = self.inputs.shape[1], len(deltas)
-        through_activations = s * t * o * (d + c)
-        through_jacobian = c * o * d * (t + s)
-        if through_jacobian < through_activations:
+        if forms_dense(t, o, d, c, s):
             return (self.dense().reshape(b * c, -1) @ deltas.T).reshape(b, c, s)
         out = deltas.new_empty(b, c, s)
         rows = self.inputs.mT.reshape(b * t, d)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from torch.func import functional_call, vmap
 
 from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed
-from bnn_runner.linearised.factors import FLOATS_AT_ONCE, Dense, Factored, Looked, TensorJacobian
+from bnn_runner.linearised.factors import FLOATS_AT_ONCE, Dense, Factored, Looked, TensorJacobian, forms_dense
 from bnn_runner.modes import evaluation_mode, plain_attention, true_float32
 from bnn_runner.streams import generator
 
@@ -121,20 +121,28 @@ class Jacobians:
         """A few points through the network: the positions of each layer (batch sizes depend on them) and the check."""
         self(x[:CHECKED_POINTS])
 
-    def batch_size(self, directions: int, largest: int = 512) -> int:
-        """Points at once so that the largest array of a batch stays within `FLOATS_AT_ONCE`."""
-        return max(1, min(largest, FLOATS_AT_ONCE // max(1, self._floats_per_point(directions))))
+    def batch_size(self, directions: int, largest: int = 512, use: Literal["any", "factors"] | int = "any") -> int:
+        """Points at once so that the largest array of a batch stays within `FLOATS_AT_ONCE`.
 
-    def _floats_per_point(self, directions: int) -> int:
-        """Numbers a point needs in the widest layer: its Jacobian (its factors, at one position) and its patches."""
+        `use` says what is done with them: any (the dense Jacobian of a layer may be formed), factors
+        (that of a factored one never is), or the number of draws that are moved through them.
+        """
+        return max(1, min(largest, FLOATS_AT_ONCE // max(1, self._floats_per_point(directions, use))))
+
+    def _floats_per_point(self, directions: int, use: Literal["any", "factors"] | int) -> int:
+        """Numbers a point needs in the widest layer: its Jacobian (or its factors) and its patches."""
         widest = 1
         for name, size in self.sizes().items():
             positions = self._positions.get(name, 0)
             rule = self.rule(name)
             if rule == "matrix" and positions:
                 outputs = self.network.parameters[name].shape[0]
-                dense = size if positions > 1 else outputs
-                widest = max(widest, directions * dense, directions * outputs * positions, size // outputs * positions)
+                inputs = size // outputs
+                dense = positions > 1 and use == "any"
+                if isinstance(use, int):
+                    dense = forms_dense(positions, outputs, inputs, directions, use)
+                widest = max(widest, directions * outputs * positions, inputs * positions)
+                widest = max(widest, directions * size) if dense else widest
             else:
                 widest = max(widest, directions * size * max(positions, 1))
         return widest

@@ -74,7 +74,7 @@ class LinearisedDraws:
         deltas = self._deltas()
         parts = []
         with torch.no_grad():
-            for piece in x.split(self.jacobians.batch_size(self._num_outputs(x))):
+            for piece in x.split(self.jacobians.batch_size(self._num_outputs(x), use=len(self))):
                 batch = self.jacobians(piece)
                 moved = batch.outputs.unsqueeze(-1).repeat(1, 1, len(self))  # [B, K, S]
                 for name, jacobian in batch.tensors.items():

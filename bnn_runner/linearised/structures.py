@@ -39,17 +39,18 @@ class Fit:
             return fit_layers(self.jacobians, self.batches, self.repairs)
         if structure == "diag":
             return fit_diagonal(self.jacobians, self.batches)
-        fit = fit_kfac if structure == "kfac" else fit_ekfac
-        return fit(self.jacobians, self.batches, self.repairs, self.sharing, self.joint_bias)
+        if structure == "kfac":
+            batches = partial(self.batches, use="factors")
+            return fit_kfac(self.jacobians, batches, self.repairs, self.sharing, self.joint_bias)
+        return fit_ekfac(self.jacobians, self.batches, self.repairs, self.sharing, self.joint_bias)
 
-    def batches(self) -> Iterator[BatchJacobians]:
-        """One pass: Jacobians of Rᵀ f, batch after batch."""
+    def batches(self, use: Literal["any", "factors"] = "any") -> Iterator[BatchJacobians]:
+        """One pass: Jacobians of Rᵀ f, batch after batch, as many points at once as their use (see there) allows."""
         curvature, likelihood = self.output_curvature, self.jacobians.network.likelihood
         uniforms = curvature.uniforms(self.task)
         total, done = len(self.task.train), 0
-        for x, y in self.task.train.batches(
-            self.jacobians.batch_size(curvature.columns(self.task, self.jacobians.network))
-        ):
+        columns = curvature.columns(self.task, self.jacobians.network)
+        for x, y in self.task.train.batches(self.jacobians.batch_size(columns, use=use)):
             self.progress("curvature", done, total)
             assert y is not None
             u = None if uniforms is None else uniforms[done : done + len(x)]
