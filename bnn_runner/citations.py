@@ -128,6 +128,15 @@ ENTRIES: dict[str, str] = {
     "foong2019": """@article{foong2019,
   author = {Foong, Andrew Y. K. and Li, Yingzhen and Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel and Turner, Richard E.},
   title = {`{I}n-between' uncertainty in {B}ayesian neural networks}, journal = {arXiv:1906.11537}, year = {2019}}""",
+    "blundell2015": """@inproceedings{blundell2015,
+  author = {Blundell, Charles and Cornebise, Julien and Kavukcuoglu, Koray and Wierstra, Daan},
+  title = {Weight uncertainty in neural networks}, booktitle = {ICML}, year = {2015}}""",
+    "kingma2015": """@inproceedings{kingma2015,
+  author = {Kingma, Diederik P. and Salimans, Tim and Welling, Max},
+  title = {Variational dropout and the local reparameterization trick}, booktitle = {NeurIPS}, year = {2015}}""",
+    "wen2018": """@inproceedings{wen2018,
+  author = {Wen, Yeming and Vicol, Paul and Ba, Jimmy and Tran, Dustin and Grosse, Roger},
+  title = {Flipout: efficient pseudo-independent weight perturbations on mini-batches}, booktitle = {ICLR}, year = {2018}}""",
 }
 
 

@@ -1,0 +1,1 @@
+"""Variational inference over weights: factorised Gaussians, gradient estimators, their training and draws."""

@@ -1,0 +1,117 @@
+"""Noise for the forward pass of a factorised Gaussian over weights: three estimators of E_q log p(y | x, w).
+
+The network runs at the means μ of its matrices and each layer's output gets the rest of the noise
+from a hook, so any architecture will do:
+
+- local: local reparametrisation (Kingma et al. 2015): outputs ~ N(x μᵀ, x² (σ²)ᵀ), drawn anew for each
+  point. Exact for a linear layer of one position; over the positions of a convolution (or of a
+  sequence) the noise is drawn as if they had weights of their own, which is what is done commonly.
+- flipout (Wen et al. 2018): one perturbation ΔW = σ ε a step, ((x ∘ s) ΔWᵀ) ∘ r with random signs s, r of
+  each point; exact for convolutions too (signs by channel).
+- weights: one w = μ + σ ε a step, shared by the batch; it needs no hook.
+
+Tensors of other modules, and of layers called other than once in a pass, are always drawn as weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from bnn_runner.modes import evaluation_mode
+
+Estimator = Literal["local", "flipout", "weights"]
+Layer = nn.Linear | nn.Conv2d
+_TINY = 1e-20
+"""Added to the variance of a layer's outputs: the square root has no slope at 0."""
+
+
+def matrix_layers(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> dict[str, Layer]:
+    """Linear and 2-D convolution layers (zero padding) that a forward pass of `x` calls exactly once, by name."""
+    found: dict[str, Layer] = {
+        name: m
+        for name, m in module.named_modules()
+        if isinstance(m, nn.Linear) or (isinstance(m, nn.Conv2d) and m.padding_mode == "zeros")
+    }
+    calls = dict.fromkeys(found, 0)
+
+    def count(name: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            calls[name] += 1
+
+        return hook
+
+    handles = [m.register_forward_hook(count(name)) for name, m in found.items()]
+    try:
+        with torch.no_grad(), evaluation_mode(module):
+            functional_call(module, dict(tensors), (x,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: m for name, m in found.items() if calls[name] == 1}
+
+
+@contextmanager
+def noisy_outputs(
+    layers: Mapping[str, Layer],
+    estimator: Estimator,
+    spread: Mapping[str, Tensor],
+    stream: torch.Generator,
+) -> Iterator[None]:
+    """While the block runs, every one of `layers` adds the noise of its weights to its outputs.
+
+    `spread` maps parameter names to σ² (local) or to perturbations σ ε (flipout); a tensor that is
+    not there has none.
+    """
+    handles = []
+    for name, layer in layers.items():
+        weight, bias = spread.get(f"{name}.weight"), spread.get(f"{name}.bias")
+        if weight is None:
+            continue
+        hook = _local(layer, weight, bias, stream) if estimator == "local" else _flipout(layer, weight, bias, stream)
+        handles.append(layer.register_forward_hook(hook))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _local(layer: Layer, weight: Tensor, bias: Tensor | None, stream: torch.Generator) -> Callable[..., Tensor]:
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        variance = _apply(layer, inputs[0].square(), weight, bias)
+        noise = torch.randn(output.shape, generator=stream, dtype=output.dtype, device=output.device)
+        return torch.addcmul(output, (variance + _TINY).sqrt(), noise)
+
+    return hook
+
+
+def _flipout(layer: Layer, weight: Tensor, bias: Tensor | None, stream: torch.Generator) -> Callable[..., Tensor]:
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x = inputs[0]
+        before, after = _signs(layer, x, x, stream), _signs(layer, output, x, stream)
+        return torch.addcmul(output, _apply(layer, x * before, weight, bias), after)
+
+    return hook
+
+
+def _apply(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if isinstance(layer, nn.Linear):
+        return F.linear(x, weight, bias)
+    return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+
+def _signs(layer: Layer, shaped: Tensor, like: Tensor, stream: torch.Generator) -> Tensor:
+    """Random signs of each point and channel of `shaped`, the same at all its positions."""
+    if isinstance(layer, nn.Linear):
+        shape = (shaped.shape[0], *(1,) * (shaped.dim() - 2), shaped.shape[-1])
+    else:
+        shape = (shaped.shape[0], shaped.shape[1], *(1,) * (shaped.dim() - 2))
+    bits = torch.randint(0, 2, shape, generator=stream, device=like.device)
+    return bits.to(like.dtype).mul_(2).sub_(1)
