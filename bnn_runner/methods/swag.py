@@ -103,7 +103,7 @@ class SWAGDraws:
             if posterior.clean is not None:
                 buffers = recomputed(module, parameters, buffers, posterior.clean.split)
             full.append({**parameters, **buffers})
-        return NetworkDraws(module, tuple(full), stacked_noise(owners), self.floats_per_draw, self.likelihood)
+        return NetworkDraws(module, tuple(full), stacked_noise(owners), self.floats_per_draw, owners[0].likelihood)
 
 
 @dataclass(frozen=True)
