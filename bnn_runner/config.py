@@ -197,6 +197,10 @@ def assemble(
     and their files are not read again.
     """
     config = config | {"model": dict(config["model"])}
+    if isinstance(config.get("data"), dict) and isinstance(config["data"].get("path"), str):
+        path = str(anchor(config["data"]["path"], start))
+        config["data"] = config["data"] | {"path": path}
+        overrides = [f"data.path={to_text(path)}" if parse(o).key == "data.path" else o for o in overrides]
     weights, digests = config["model"].pop("weights", None), config["model"].pop("weights_digest", None)
     problems: list[str] = []
     settings, found = read_settings(config, start)

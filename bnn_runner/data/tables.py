@@ -56,25 +56,29 @@ def table_task(
     notes: tuple[str, ...] = (),
     feature_names: tuple[str, ...] = (),
     target_names: tuple[str, ...] = (),
+    input_names: tuple[str, ...] = (),
 ) -> Task:
     """A task whose rows are `inputs` [N, D] with `targets` [N, K] (regression) or [N] (classes), original units.
 
     `scaling` is the one for the inputs; without it they are standardised on the training part.
-    `ood` holds further inputs [M, D] by name. Raises `UserError` where the training targets do not vary.
+    `ood` holds further inputs [M, D] by name. `input_names` [D] name the inputs in notes, where they are
+    not the `feature_names`. Raises `UserError` where the training targets do not vary.
     """
     if scaling is None:
         scaling = standardise(inputs[parts.train])
+        names = input_names or feature_names or tuple(f"{d} (counted from 0)" for d in range(inputs.shape[1]))
         notes += tuple(
-            f"Input column {column} (counted from 0) of {spec.name} is constant in the training part: "
+            f"Input column {names[column]} of {spec.name} is constant in the training part: "
             "it is shifted to 0 there and its scale is left at 1."
             for column in scaling.constant
         )
     if spec.kind == "regression":
         target_scaling = standardise(targets[parts.train])
         if target_scaling.constant:
+            which = f" {target_names[target_scaling.constant[0]]}" if target_names else ""
             raise UserError(
-                f"The target of {spec.name} has one and the same value in all {len(parts.train)} training points. "
-                "Nothing can be learned from it and it has no scale. "
+                f"The target{which} of {spec.name} has one and the same value in all {len(parts.train)} training "
+                "points. Nothing can be learned from it and it has no scale. "
                 "Use other training points: raise data.train_size, or choose another seed or data set."
             )
         scaled_targets = target_scaling.apply(targets)

@@ -184,3 +184,16 @@ def test_data_and_cache_places(toys: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_every_default_choice_is_built() -> None:
     experiment = load_experiment([])
     assert experiment.metrics and experiment.settings.time_limit == "auto"
+
+
+def test_a_table_of_the_user_s_is_found_from_where_the_command_was_started(tmp_path: Path) -> None:
+    """Catches: data.path= left relative, so that the cell's command and a later look at it miss the file."""
+    rows = [f"{i},{i % 7},{i * 0.5}" for i in range(40)]
+    (tmp_path / "mine.csv").write_text("\n".join(["a,b,price", *rows]), encoding="utf-8")
+    overrides = ["data=csv", "data.path=mine.csv", "data.target=price", "method=map"]
+    experiment = load_experiment(overrides, start=tmp_path)
+    assert experiment.config["data"]["path"] == str(tmp_path / "mine.csv")
+    assert experiment.data.spec().input_shape == (2,)
+    assert f"data.path={tmp_path / 'mine.csv'}" in [o.replace('"', "") for o in experiment.overrides]
+    with pytest.raises(UserError, match=r"prise is no column.*Did you mean price"):
+        load_experiment([*overrides[:2], "data.target=prise"], start=tmp_path)

@@ -7,6 +7,7 @@ import os
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -19,7 +20,9 @@ CONF = Path(__file__).parents[2] / "conf"
 CHOICES = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
 NO_FILES_NEEDED = {
     "bbb_curve",
+    "arrays",
     "breast_cancer",
+    "csv",
     "cubic",
     "diabetes",
     "digits",
@@ -37,9 +40,25 @@ def read_yaml(choice: str) -> dict:
     return yaml.safe_load((CONF / "data" / f"{choice}.yaml").read_text())
 
 
+OWN: dict[str, Path] = {}
+"""Files for the choices that leave theirs to the user."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_files(tmp_path_factory):
+    folder, random = tmp_path_factory.mktemp("own"), np.random.default_rng(0)
+    x, y = random.normal(size=(200, 3)), np.arange(200) % 3
+    np.savez(folder / "own.npz", x=x, y=y, x_ood_far=9 + x)
+    rows = [f"{r[0]:.3f};{r[1]:.3f};{'red' if r[2] > 0 else 'blue'};{k}" for r, k in zip(x, y, strict=True)]
+    (folder / "own.csv").write_text("\n".join(["a;b;colour;kind", *rows]))
+    OWN.update(csv=folder / "own.csv", arrays=folder / "own.npz")
+
+
 def build(choice: str, **changes) -> DataSet:
     config = read_yaml(choice)
     config.pop("recommended")
+    if choice in OWN:
+        config["path"] = OWN[choice]
     return instantiate(config | changes)
 
 
