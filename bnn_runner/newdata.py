@@ -74,6 +74,8 @@ def from_values(x: Any, task: Task, source: str = "x") -> Split:
             )
         return _encoded(torch.from_numpy(values.astype(np.int64)), task, source)
     wanted = (len(task.feature_names),) if task.feature_names else shape
+    if values.ndim == 1 and wanted == (1,):
+        values = values[:, None]
     if values.shape[1:] != wanted:
         names = f" ({', '.join(task.feature_names)})" if task.feature_names else ""
         raise UserError(

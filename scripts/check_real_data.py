@@ -129,10 +129,10 @@ def own_network(checks: Checks, full: bool) -> None:
     plain_resnet18(checks.folder / "r18.pt", points, epochs=2 if full else 1)
     methods = "laplace_last_layer,laplace_kfac" if full else "map,laplace_last_layer"
     sizes = f"data.train_size={fitted} data.test_size={tested} eval.num_draws=20 eval.max_ood=50 figures=false"
-    own = "allow=[torchvision] model._target_=torchvision.models.resnet18 model.num_classes=10 model.weights=r18.pt"
+    own = "model=torchvision model.name=resnet18 model.weights=r18.pt"
     done = checks.run(f"bnn-run -m method={methods} data=cifar10 {own} {sizes}")
     checks.holds("1 given (r18.pt), nothing to train" in done.out, "trains nothing, and says so")
-    cells = checks.cells("cifar10/module/*")
+    cells = checks.cells("cifar10/torchvision/*")
     checks.holds(len(cells) == 2, f"{len(cells)} finished cells, of two")
     for cell in cells:
         facts = json.loads((cell / "cell.json").read_text(encoding="utf-8"))
@@ -141,8 +141,8 @@ def own_network(checks: Checks, full: bool) -> None:
         parts = ", ".join(f"{stage} {value:.0f} s" for stage, value in seconds.items())
         peak = f"{memory['process_mib'] / 1024:.1f} GiB"
         checks.holds(accuracy > 0.2 or not full, f"{facts['method']}: accuracy {accuracy:.3f}; {parts}; peak {peak}")
-    report = checks.run("bnn-report --data cifar10 --model module --metrics marginal_loglik,accuracy --no-figure")
-    checks.holds(report.out.count("| module |") == 2, "a table of both")
+    report = checks.run("bnn-report --data cifar10 --model torchvision --metrics marginal_loglik,accuracy --no-figure")
+    checks.holds(report.out.count("torchvision") == 2, "a table of both")
 
 
 def plain_resnet18(path: Path, points: int, epochs: int) -> None:
