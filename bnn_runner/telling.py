@@ -37,7 +37,7 @@ def describe(work: Work, session: Session, recipe: Recipe) -> None:
     )
     say(f"prior={experiment.choices.get('prior')} {_decay(recipe, work)}")
     if experiment.given:
-        say(f"  (a network trained with weight decay d has prior.precision = {len(task.train):,} d, if on these points)")
+        say(f"  (weight decay d of a training on these points is prior.precision = {len(task.train):,} d)")
 
 
 def _decay(recipe: Recipe, work: Work) -> str:
