@@ -145,6 +145,19 @@ def test_tables_that_do_not_fit_are_refused_by_name(
     assert "leaves nothing" in refused(boats, data, capsys, "--draws", "0")
 
 
+def test_a_user_s_own_csv_from_training_to_prediction(root: Path, tmp_path: Path) -> None:
+    """data=csv names its columns and texts; a missing cell is filled where training was told to fill."""
+    length, colour = np.linspace(1, 9, 60), np.array(["red", "blue", "red"] * 20)
+    homes = pd.DataFrame({"length": length, "colour": colour, "price": 10 * length + 30 * (colour == "red")})
+    homes.to_csv(root / "homes.csv", index=False)
+    data = {"data.path": str(root / "homes.csv"), "data.target": "price", "data.missing": "mean"}
+    run = run_small(root, "csv", "map", **data, **{"schedule.epochs": 200})
+    (tmp_path / "new.csv").write_text("colour,length\nred,3\nblue,3\nred,\n")
+    table = predicted(run, tmp_path / "new.csv", tmp_path / "out.csv")
+    assert table["mean"][0] - table["mean"][1] == pytest.approx(30, abs=8)
+    assert table["mean"][2] == pytest.approx(80, abs=12), "filled by the mean length, 5"
+
+
 def test_a_table_without_names_goes_by_place(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1.5 2e3   -4\n 0 1 nan\n\n")
     table = read_table(tmp_path / "a.txt")
