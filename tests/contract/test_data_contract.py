@@ -130,6 +130,12 @@ def test_recommendations_name_what_there_is(choice):
             path = CONF / "config.yaml" if own else CONF / group / f"{block[group]}.yaml"
             known = yaml.safe_load(path.read_text())
             assert key in (known[group] if own else known), dotted
+    small = recommended.get("small", {})
+    chosen = recommended | {"data": choice} | {key: value for key, value in small.items() if "." not in key}
+    for dotted in (key for key in small if "." in key):
+        group, key = dotted.split(".", 1)
+        known = yaml.safe_load((CONF / "config.yaml").read_text())[group] if group == "eval" else None
+        assert key in (known or yaml.safe_load((CONF / group / f"{chosen[group]}.yaml").read_text())), dotted
 
 
 @every_choice

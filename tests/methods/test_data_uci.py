@@ -164,6 +164,8 @@ def test_the_rules_reproduce_the_published_index_files(name):
         stored = np.loadtxt(folder / "data" / f"index_test_{split}.txt", dtype=int)
         assert np.array_equal(standard_test_rows(len(rows), split), stored)
         assert len(stored) == SETS[name].num_test("standard")
+        rest = np.loadtxt(folder / "data" / f"index_train_{split}.txt", dtype=int)
+        assert np.array_equal(np.sort(rest), np.setdiff1d(np.arange(len(rows)), stored))
     known = []
     for split in range(SETS[name].num_features):
         stored = np.loadtxt(folder / "gap" / f"index_test_{split}.txt", dtype=int)
