@@ -177,7 +177,13 @@ def load(
             f"The posterior saved in {folder} belongs to another run: its {' and '.join(other) or 'contents'} differ. "
             "Take the file away, or run the cell again with save_posterior=true."
         )
-    posterior: Posterior = _Unpacker(tensors, module, device, ("bnn_runner", *allow)).unpack(facts["posterior"])
+    try:
+        posterior: Posterior = _Unpacker(tensors, module, device, ("bnn_runner", *allow)).unpack(facts["posterior"])
+    except (TypeError, KeyError, ImportError) as error:  # a field or class that came, went or has another name
+        raise StoredElsewhere(
+            f"The posterior saved in {folder} was written by another version of the program ({error}). Take the file "
+            "away (it is then fitted again), or run the cell again with save_posterior=true."
+        ) from None
     return posterior
 
 

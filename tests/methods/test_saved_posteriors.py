@@ -97,6 +97,9 @@ def test_a_file_cannot_name_a_class_to_run(tmp_path: Path) -> None:
         path.write_text(json.dumps(facts))
         told = refused(tmp_path, module)
         assert "is not a package that you trust" in told or "this version does not have" in told
+    facts["posterior"] = {"class": "bnn_runner.likelihoods:Gaussian", "fields": {"log_sigma": 0.0}}
+    path.write_text(json.dumps(facts))
+    assert "another version of the program" in refused(tmp_path, module)
 
 
 @dataclass(frozen=True)
