@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,6 +37,7 @@ from bnn_runner.interrupts import stop_on_signals
 from bnn_runner.likelihoods import NoiseRule
 from bnn_runner.models.lenet import LeNet
 from bnn_runner.models.mlp import MLP
+from bnn_runner.models.resnet18 import ResNet18
 from bnn_runner.models.resnet20 import ResNet20
 from bnn_runner.priors import Isotropic
 from bnn_runner.progress import Console
@@ -69,6 +70,7 @@ ROWS = (
     Row("LeNet-5", LeNet(), (1, 28, 28), "classification", 1280, 128, "adam", 1),
     Row("ResNet-20", ResNet20(), (3, 32, 32), "classification", 256, 128, "sgd", 1),
 )
+GPU_ROWS = (Row("ResNet-18", ResNet18(), (3, 32, 32), "classification", 12800, 128, "sgd", 1),)
 
 
 def make_task(row: Row, device: torch.device) -> Task:
@@ -189,6 +191,8 @@ def measure(row: Row, device: torch.device, precision: str, repeats: int) -> dic
         "bare_ms": round(1000 * statistics.median(theirs) / steps, 4),
         "ratio": round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3),
         "ratio_of_fastest": round(min(ours) / min(theirs), 3),
+        "points_per_second": round(row.batch_size * steps / statistics.median(ours)),
+        "bare_points_per_second": round(row.batch_size * steps / statistics.median(theirs)),
         "repeats": repeats,
         "steps": steps,
         "optimizer": row.optimizer,
@@ -197,33 +201,39 @@ def measure(row: Row, device: torch.device, precision: str, repeats: int) -> dic
 
 
 def main() -> int:
-    """Measure, print, write; exit code 1 where a ratio is above the limit."""
+    """Measure, print, write; exit code 3 where a ratio is above the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="float32", choices=("float32", "bf16"))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--rows", default="cpu", choices=("cpu", "gpu"), help="gpu: ResNet-18, sized for a card")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the table")
+    parser.add_argument("--name", default="training_overhead", help="name of its files")
     parser.add_argument("--quick", action="store_true", help="three repeats, nothing written")
+    parser.add_argument("--small", action="store_true", help="one repeat of two batches, to see that it runs")
     words = parser.parse_args()
     device = pick_device(words.device)
-    repeats = 3 if words.quick else words.repeats
+    repeats = 1 if words.small else 3 if words.quick else words.repeats
     counts = sorted({1, torch.get_num_threads()}, reverse=True) if device.type == "cpu" else [torch.get_num_threads()]
     rows = []
-    for row in ROWS:
+    for row in ROWS if words.rows == "cpu" else GPU_ROWS:
+        if words.small:
+            row = replace(row, points=16, batch_size=8, epochs=1)
         for threads in counts if words.only.lower() in row.name.lower() else []:
             with thread_count(threads):
                 rows.append(measure(row, device, words.precision, repeats))
             print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     if not words.quick:
-        write(rows, device)
-    return int(any(float(str(row["ratio"])) > LIMIT for row in rows))
+        write(rows, device, words.results, words.name)
+    return 3 if any(float(str(row["ratio"])) > LIMIT for row in rows) else 0
 
 
-def write(rows: list[dict[str, object]], device: torch.device) -> None:
+def write(rows: list[dict[str, object]], device: torch.device, results: Path, name: str) -> None:
     """The table as CSV and Markdown."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    results.mkdir(parents=True, exist_ok=True)
     where = f"{device_name(device)}, torch {torch.__version__}"
-    with (RESULTS / "training_overhead.csv").open("w", newline="", encoding="utf-8") as file:
+    with (results / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, [*rows[0], "machine"])
         table.writeheader()
         table.writerows(row | {"machine": where} for row in rows)
@@ -233,7 +243,7 @@ def write(rows: list[dict[str, object]], device: torch.device) -> None:
         numbers = f"{r['runner_ms']:.3f} | {r['bare_ms']:.3f} | {r['ratio']:.3f}"
         lines.append(f"| {r['network']} | {r['batch']} | {r['threads']} | {r['clock']} | {numbers} |")
     lines += ["", f"{where}; {rows[0]['precision']}; ratio: median of {rows[0]['repeats']} interleaved pairs."]
-    (RESULTS / "training_overhead.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (results / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
