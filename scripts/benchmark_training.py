@@ -97,6 +97,7 @@ def runner(row: Row, task: Task, schedule: Schedule, precision: str, folder: Pat
     progress = Console(io.StringIO()).progress()
 
     def work() -> None:
+        (folder / "checkpoint").unlink(missing_ok=True)  # of a run so slow that it wrote one: not to be gone on from
         with stop_on_signals() as stop:
             group.train(folder / "checkpoint", progress, stop)
 

@@ -211,7 +211,7 @@ def main() -> int:
     device = card()
     lines: list[Line] = []
     for stage in STAGES if name == "all" else (name,):
-        check = Check(folder, results, words.dry, time.monotonic() + STAGE_SECONDS)
+        check = Check(folder / stage, results, words.dry, time.monotonic() + STAGE_SECONDS)
         lines += globals()[stage](check, only)
     write(lines, results, device)
     return int(any(line.status.startswith("FAILED") for line in lines))
