@@ -208,8 +208,10 @@ def _with_targets(
     labels = y.dtype.kind in "USbiu" and one
     kind: Kind = "classification" if task == "classification" or (task == "auto" and labels) else "regression"
     if task == "auto":
-        other = "regression" if kind == "classification" else "classification"
-        notes.append(f"y ({y.dtype}) taken for {kind} (data.task={other} takes it for the other)")
+        this, other = ("classes", "regression"), ("numbers", "classification")
+        if kind == "regression":
+            this, other = other, this
+        notes.append(f"y ({y.dtype}) taken for {this[0]} (data.task={this[1]} takes it for {other[0]})")
     if kind == "classification":
         if not one:
             raise UserError(f"{path}: y is {list(y.shape)}. For classes give one label a point, [N].")
