@@ -13,6 +13,7 @@ from torch import nn
 from bnn_runner.base import FitContext, Network, Predictive, Task, TaskSpec, TrainingSpec
 from bnn_runner.errors import RunFailed, UserError, raise_all
 from bnn_runner.hyper import HyperRule
+from bnn_runner.schedules import Schedule
 from bnn_runner.streams import derive_seed
 from bnn_runner.variational.complexity import Complexity, GaussianPrior, ScaleMixture
 from bnn_runner.variational.fit import Annealing, Fit, Plan, run
@@ -94,28 +95,13 @@ class BBB:
     def needs(self) -> list[TrainingSpec]:
         return [TrainingSpec(0, trained=self.start == "map")]
 
+    def settled(self, task: Task, network: Network) -> BBB:
+        """As it is timed on a few points, on which the KL counts so much that the real rate could diverge."""
+        return replace(self, lr=1e-12)
+
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> MeanField:
         network = networks[0]
-        owners = {n: network.module.get_submodule(n.rpartition(".")[0]) for n in network.parameters}
-        norms = {n for n, owner in owners.items() if isinstance(owner, _NORMS)}
-        schedule = context.schedule
-        epochs = self.epochs or schedule.epochs
-        schedule = replace(
-            schedule, epochs=epochs, lr=self.lr or schedule.lr, warmup_epochs=min(schedule.warmup_epochs, epochs)
-        )
-        plan = Plan(
-            schedule=schedule,
-            estimator=self.estimator,
-            samples=self.samples,
-            annealing=self.kl_annealing,
-            warmup=self.kl_warmup,
-            temperature=self.likelihood_temperature,
-            rho=self.rho_init,
-            learn_noise=self.noise == "learned",
-            complexities={n: self._complexity(network, n) for n in network.parameters},
-            point=frozenset(norms if self.norm == "point" else ()),
-        )
-        fit = Fit(task, network, plan, derive_seed(context.seed, "bbb"))
+        fit = self.begin(task, network, context.schedule, derive_seed(context.seed, "bbb"))
         has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules())
         if has_batchnorm and min(b - a for a, b in fit.bounds) < 2:
             raise UserError(
@@ -134,6 +120,28 @@ class BBB:
         if has_batchnorm:
             report["notes"].append("batchnorm statistics: running averages of the variational training, for all draws")
         return replace(posterior, report=report)
+
+    def begin(self, task: Task, network: Network, schedule: Schedule, seed: int) -> Fit:
+        """The fit before its first step."""
+        owners = {n: network.module.get_submodule(n.rpartition(".")[0]) for n in network.parameters}
+        norms = {n for n, owner in owners.items() if isinstance(owner, _NORMS)}
+        epochs = self.epochs or schedule.epochs
+        schedule = replace(
+            schedule, epochs=epochs, lr=self.lr or schedule.lr, warmup_epochs=min(schedule.warmup_epochs, epochs)
+        )
+        plan = Plan(
+            schedule=schedule,
+            estimator=self.estimator,
+            samples=self.samples,
+            annealing=self.kl_annealing,
+            warmup=self.kl_warmup,
+            temperature=self.likelihood_temperature,
+            rho=self.rho_init,
+            learn_noise=self.noise == "learned",
+            complexities={n: self._complexity(network, n) for n in network.parameters},
+            point=frozenset(norms if self.norm == "point" else ()),
+        )
+        return Fit(task, network, plan, seed)
 
     def _complexity(self, network: Network, name: str) -> Complexity:
         if self.prior == "scale_mixture":

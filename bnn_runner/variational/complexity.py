@@ -18,8 +18,10 @@ class Complexity(Protocol):
 
     def value(self, mu: Tensor, sigma: Tensor, eps: Tensor) -> Tensor: ...
 
-    def gradients(self, mu: Tensor, sigma: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-        """∂KL/∂μ and ∂KL/∂σ, of the shape of μ."""
+    def add_gradients(
+        self, weight: float, mu: Tensor, sigma: Tensor, eps: Tensor, in_mu: Tensor, in_sigma: Tensor
+    ) -> None:
+        """`weight` times ∂KL/∂μ and ∂KL/∂σ are added to `in_mu` and `in_sigma` in place (fresh memory costs more)."""
         ...
 
     @property
@@ -37,8 +39,11 @@ class GaussianPrior:
         squares = mu.double().square() + sigma.double().square()
         return (0.5 * (self.precision * squares - 1 - math.log(self.precision)) - sigma.double().log()).sum()
 
-    def gradients(self, mu: Tensor, sigma: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-        return self.precision * mu, torch.addcdiv(self.precision * sigma, torch.ones_like(sigma), sigma, value=-1)
+    def add_gradients(
+        self, weight: float, mu: Tensor, sigma: Tensor, eps: Tensor, in_mu: Tensor, in_sigma: Tensor
+    ) -> None:
+        in_mu.add_(mu, alpha=weight * self.precision)
+        in_sigma.add_(sigma, alpha=weight * self.precision).sub_(sigma.reciprocal(), alpha=weight)
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,14 @@ class ScaleMixture:
         log_prior = torch.logaddexp(*self._logs((mu + sigma * eps).double()))  # less ½ log 2π, as below
         return -(sigma.double().log() + 0.5).sum() - log_prior.sum()
 
-    def gradients(self, mu: Tensor, sigma: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+    def add_gradients(
+        self, weight: float, mu: Tensor, sigma: Tensor, eps: Tensor, in_mu: Tensor, in_sigma: Tensor
+    ) -> None:
         w = torch.addcmul(mu, sigma, eps)
         narrow, wide = 1 / self.sigma2**2, 1 / self.sigma1**2
         # The share of the wide part is a logistic function of w²: its logit is linear in w².
         offset = math.log(self.weight / self.sigma1) - math.log((1 - self.weight) / self.sigma2)
         share = torch.sigmoid(w.square().mul_(0.5 * (narrow - wide)).add_(offset))
         slope = share.mul_(wide - narrow).add_(narrow).mul_(w)  # −d log p/dw
-        return slope, torch.addcdiv(slope * eps, torch.ones_like(sigma), sigma, value=-1)
+        in_mu.add_(slope, alpha=weight)
+        in_sigma.addcmul_(slope, eps, value=weight).sub_(sigma.reciprocal(), alpha=weight)

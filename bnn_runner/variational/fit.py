@@ -137,12 +137,14 @@ class Fit:
         grads = list(torch.autograd.grad(nll, leaves))
         mus = dict(zip(values, grads, strict=False))
         spreads = dict(zip(spread, grads[len(values) :], strict=False))
-        found = [mus[n] for n in self.mu]
+        found = [mus[n].contiguous() for n in self.mu]
         for n in sigma:
             if n not in self.hooked:
                 found.append(mus[n] * eps[n])
+            elif local:
+                found.append(spreads[n].contiguous().mul_(sigma[n]).mul_(2))
             else:
-                found.append(spreads[n] * (2 * sigma[n] if local else eps[n]))
+                found.append(spreads[n].contiguous().mul_(eps[n]))
         return nll.detach(), found + grads[len(values) + len(spread) :]
 
     def update(self) -> Tensor:
@@ -168,9 +170,8 @@ class Fit:
         weight = plan.temperature * plan.kl_weight(self.step, per_epoch) / len(self.task.train)
         with torch.no_grad():
             self._add_complexity(grads, sigma, weight, stream)
-            # dσ/dρ = sigmoid ρ = 1 − exp(−σ)
-            for grad, s in zip(grads[len(self.mu) :], sigma.values(), strict=False):
-                grad.mul_(torch.expm1(-s).neg_())
+            for grad, rho in zip(grads[len(self.mu) :], self.rho.values(), strict=False):
+                grad.mul_(torch.sigmoid(rho))  # dσ/dρ
             self.optimizer.step(self.moved, grads, plan.schedule.lr_at(self.step, per_epoch))
         self.nll_sum += nll * (end - begin)
         self.step += 1
@@ -181,13 +182,11 @@ class Fit:
         for i, (name, mu) in enumerate(self.mu.items()):
             complexity = self.plan.complexities[name]
             if name not in sigma:  # a point estimate: −log prior at it
-                slope, _ = complexity.gradients(mu, torch.ones_like(mu), torch.zeros_like(mu))
-                grads[i].add_(slope, alpha=weight)
+                nothing = torch.zeros_like(mu)
+                complexity.add_gradients(weight, mu, torch.ones_like(mu), nothing, grads[i], nothing.clone())
                 continue
             eps = _normal(mu, stream) if complexity.needs_eps else mu
-            in_mu, in_sigma = complexity.gradients(mu, sigma[name], eps)
-            grads[i].add_(in_mu, alpha=weight)
-            grads[places[name]].add_(in_sigma, alpha=weight)
+            complexity.add_gradients(weight, mu, sigma[name], eps, grads[i], grads[places[name]])
 
     def _epoch_order(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:
@@ -238,7 +237,7 @@ def run(fit: Fit, context: FitContext) -> None:
     if context.checkpoint is not None:
         fit.load(context.checkpoint)
     per_epoch, saved_at = len(fit.bounds), time.perf_counter()
-    with _training_mode(fit.module):
+    with training_mode(fit.module):
         while fit.step < fit.total_steps:
             nll = fit.update()
             ends_epoch = fit.step % per_epoch == 0
@@ -275,7 +274,8 @@ def _normal(like: Tensor, stream: torch.Generator) -> Tensor:
 
 
 @contextmanager
-def _training_mode(module: nn.Module) -> Iterator[None]:
+def training_mode(module: nn.Module) -> Iterator[None]:
+    """The module in training mode; every submodule's own flag is put back afterwards."""
     flags = {m: m.training for m in module.modules()}
     module.train()
     try:

@@ -1,0 +1,120 @@
+"""`bnn-prune RUN`: what a Bayes by Backprop posterior loses when its least certain weights are removed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from bnn_runner.cli.exits import FAILED, INTERRUPTED, MISTAKE, OK
+from bnn_runner.cli.predict import find_run
+from bnn_runner.errors import RunFailed, UserError
+
+_EXAMPLES = """RUN is a run's folder, the hash at its end (or its beginning), or: latest.
+
+examples:
+  bnn-prune latest                                 0, 50, 75, 90, 95, 98 and 99 % removed
+  bnn-prune 73562a9c --fractions 0,25,50 --draws 20
+
+Weights go in the order of their signal-to-noise ratio |mean| / standard deviation; mean and standard deviation of
+a removed one are zero, the others stay as they are. Writes pruning.csv, pruning.md and figures/pruning.png into the
+run's folder. A posterior that was kept (save_posterior=true) is read; another is fitted again.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code: 0, 1 where the posterior cannot be fitted, 2 for a user's mistake, 130."""
+    arguments = _parser().parse_args(argv)
+    try:
+        prune(arguments)
+    except UserError as error:
+        for problem in error.problems:
+            print(f"bnn-prune: {problem}", file=sys.stderr)
+        return MISTAKE
+    except RunFailed as error:
+        print(f"bnn-prune: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("bnn-prune: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return OK
+
+
+def prune(arguments: argparse.Namespace) -> list[Path]:
+    """Open the run, prune, write, print. Returns the files written. Raises `UserError` for a user's mistake."""
+    percents = _percents(arguments.fractions)
+    if arguments.draws is not None and arguments.draws < 1:
+        raise UserError(f"--draws {arguments.draws} leaves nothing to average. Give 1 or more.")
+    folder = find_run(arguments.run, arguments.output_dir)
+    from bnn_runner.api import load
+    from bnn_runner.cells import table_text
+    from bnn_runner.methods.bbb import BBB
+    from bnn_runner.report import pruning, style
+    from bnn_runner.storage import write_text
+    from bnn_runner.streams import derive_seed
+    from bnn_runner.variational.posterior import MeanField
+
+    run = load(folder, device=arguments.device, data_dir=arguments.data_dir, cache_dir=arguments.cache_dir, quiet=True)
+    if not isinstance(run.experiment.method, BBB):
+        raise UserError(
+            f"method={run.method} has no factorised Gaussian posterior whose weights could be ranked by signal to "
+            "noise. Give a run of method=bbb, bbb_flipout or bbb_weights."
+        )
+    posterior = run.posterior
+    assert isinstance(posterior, MeanField)
+    settings = run.experiment.settings.eval
+    draws = arguments.draws or settings.num_draws
+    seed = derive_seed(run.seed, "posterior")
+    rows = pruning.prune(run.task, posterior, percents, draws, seed, settings.batch_size)
+    name = "test error %" if run.task.spec.kind == "classification" else "test rmse"
+    table = pruning.markdown(rows, name)
+    columns = [f.name for f in fields(pruning.Pruned)]
+    title = f"{run.data} · {run.model} · {run.method} · seed {run.seed}"
+    drawn = pruning.figure(rows, name, posterior.signal_to_noise(), title)
+    try:
+        write_text(folder / "pruning.csv", table_text([asdict(r) for r in rows], columns))
+        write_text(folder / "pruning.md", table)
+        picture = style.save(drawn, folder / "figures" / "pruning.png")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error.strerror or error}). Make it writable.") from None
+    print(f"{title}, {draws} draws\n\n{table}")
+    files = [folder / "pruning.csv", folder / "pruning.md", picture]
+    print("wrote " + ", ".join(str(f) for f in files), flush=True)
+    return files
+
+
+def _percents(text: str) -> list[float]:
+    """Percentages out of "0,50,75"."""
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= p <= 100 for p in found):
+        raise UserError(
+            f"--fractions {text!r} is no list of percentages. Give numbers from 0 to 100, as in --fractions 0,50,90."
+        )
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bnn-prune", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", help="a run's folder, the beginning of its hash, or latest")
+    parser.add_argument(
+        "--fractions", default="0,50,75,90,95,98,99", metavar="P,P", help="percent removed (0,50,75,90,95,98,99)"
+    )
+    parser.add_argument("--draws", type=int, metavar="S", help="posterior draws (as many as the run scored)")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="where runs are looked for (outputs)"
+    )
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the run's own data lie now, if elsewhere")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="where trained networks lie now, if elsewhere")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="(auto)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""What methods cost beside what they are compared with: ratios, with the limit each is held to.
+
+Writes outputs/results/method_costs.{csv,md}.
+
+    python scripts/benchmark_methods.py                 all rows
+    python scripts/benchmark_methods.py bbb_local       one row
+    python scripts/benchmark_methods.py --quick         fewer repeats, nothing written
+
+Both sides of a row run in turn in one process on one thread and are measured in CPU time, which other programs on
+the machine disturb least; the ratio is the median over pairs. A row is a function in ROWS that gives two pieces of
+work (the method, and what it is compared with), and a limit of their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+
+from bnn_runner.base import Split, Task, TaskSpec
+from bnn_runner.cells import table_text
+from bnn_runner.likelihoods import NoiseRule
+from bnn_runner.methods.bbb import BBB
+from bnn_runner.models.mlp import MLP
+from bnn_runner.priors import Isotropic
+from bnn_runner.schedules import Schedule
+from bnn_runner.storage import write_text
+from bnn_runner.training import Group
+from bnn_runner.training_state import Lane, Recipe
+from bnn_runner.variational.fit import training_mode
+
+RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
+Pair = tuple[Callable[[], object], Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`work` opens two pieces of work: the method's and what it is compared with."""
+
+    name: str
+    compared: str
+    limit: float
+    work: Callable[[], contextmanager[Pair]]
+
+
+@dataclass(frozen=True)
+class Result:
+    row: str
+    compared: str
+    ratio: float
+    limit: float
+    method_ms: float
+    other_ms: float
+    pairs: int
+
+
+def _bbb(method: BBB) -> Callable[[], object]:
+    """A step of Bayes by Backprop and a step of MAP: MLP 784-400-400-10, batch 128."""
+
+    @contextmanager
+    def work() -> Iterator[Pair]:
+        g = torch.Generator().manual_seed(0)
+        count = 1280
+        train = Split(
+            torch.randn(count, 784, generator=g), torch.randint(0, 10, (count,), generator=g), torch.arange(count)
+        )
+        few = train.subset(torch.arange(10))
+        spec = TaskSpec("random", "classification", (784,), 10, 0.0)
+        task = Task(spec, train, few, few, {}, "random", torch.zeros(10), torch.ones(10))
+        schedule = Schedule(epochs=1000, batch_size=128, lr=1e-3)
+        model = MLP(hidden=(400, 400), activation="relu")
+        group = Group(Recipe(model, schedule, Isotropic(1.0), NoiseRule()), [Lane(task, 0)], torch.device("cpu"))
+        fit = method.begin(task, group.network(0), schedule, 0)
+        with group.at_work(), training_mode(fit.module):
+            yield fit.update, group.advance
+
+    return work
+
+
+ROWS = [
+    Row("bbb_local", "MAP step", 3.5, _bbb(BBB(estimator="local"))),
+    Row("bbb_flipout", "MAP step", float("inf"), _bbb(BBB(estimator="flipout"))),
+    Row("bbb_weights", "MAP step", float("inf"), _bbb(BBB(estimator="weights"))),
+    Row("bbb_local_mixture", "MAP step", float("inf"), _bbb(BBB(estimator="local", prior="scale_mixture"))),
+]
+
+
+def _ms(work: Callable[[], object], repeats: int) -> float:
+    begin = time.process_time()
+    for _ in range(repeats):
+        work()
+    return 1000 * (time.process_time() - begin) / repeats
+
+
+def measure(row: Row, pairs: int, repeats: int = 10) -> Result:
+    with row.work() as (method, other):
+        _ms(method, 3), _ms(other, 3)
+        times = [(_ms(method, repeats), _ms(other, repeats)) for _ in range(pairs)]
+    ratio = statistics.median(a / b for a, b in times)
+    mine, theirs = (statistics.median(t[i] for t in times) for i in (0, 1))
+    return Result(row.name, row.compared, ratio, row.limit, mine, theirs, pairs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(r.name for r in ROWS))
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, nothing written")
+    arguments = parser.parse_args()
+    known = [r.name for r in ROWS]
+    if unknown := [name for name in arguments.rows if name not in known]:
+        parser.error(f"no such row: {', '.join(unknown)}")
+    torch.set_num_threads(1)
+    results = [measure(r, 3 if arguments.quick else 15) for r in ROWS if not arguments.rows or r.name in arguments.rows]
+    lines = ["| row | compared with | ratio | at most | ms | ms compared |", "|---|---|---:|---:|---:|---:|"]
+    for r in results:
+        limit = f"{r.limit:g}" if r.limit < float("inf") else ""
+        lines.append(f"| {r.row} | {r.compared} | {r.ratio:.2f} | {limit} | {r.method_ms:.1f} | {r.other_ms:.1f} |")
+    print("\n".join(lines))
+    if not arguments.quick and not arguments.rows:
+        write_text(RESULTS / "method_costs.md", "\n".join(lines) + "\n")
+        columns = [f.name for f in fields(Result)]
+        write_text(RESULTS / "method_costs.csv", table_text([asdict(r) for r in results], columns))
+    return int(any(r.ratio > r.limit for r in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
