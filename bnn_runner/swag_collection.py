@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bnn_runner.base import FitContext, Network, Task, TaskSpec
 from bnn_runner.errors import Interrupted, RunFailed
-from bnn_runner.likelihoods import Gaussian, NoiseRule
+from bnn_runner.likelihoods import Gaussian, MeanVariance, Natural, NoiseRule
 from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_atomically
 from bnn_runner.streams import derive_seed
@@ -115,6 +115,13 @@ def collect(task: Task, networks: Sequence[Network], phase: Phase, context: FitC
     return [moments.lane(i) for moments in done for i in range(len(moments.mean))]
 
 
+def _noise_of(network: Network) -> NoiseRule:
+    """A rule of the network's own form whose noise nothing moves (its level is put in afterwards)."""
+    if isinstance(network.likelihood, MeanVariance):
+        return NoiseRule(form="mean_variance")
+    return NoiseRule(form="natural") if isinstance(network.likelihood, Natural) else NoiseRule("fixed", 1.0)
+
+
 def _group(task: Task, members: Sequence[tuple[int, Network]], phase: Phase, context: FitContext) -> Group:
     """The training engine at the networks' weights, with the phase as its schedule."""
     networks = [network for _, network in members]
@@ -131,7 +138,7 @@ def _group(task: Task, members: Sequence[tuple[int, Network]], phase: Phase, con
             nesterov=False,
         ),
         prior=_Same(networks[0]),
-        noise=NoiseRule("fixed", 1.0),
+        noise=_noise_of(networks[0]),
         dtype=like.dtype,
     )
     lanes = [Lane(task, derive_seed(context.seed, "swag", i)) for i, _ in members]
