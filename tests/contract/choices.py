@@ -48,6 +48,7 @@ def one_of_each(models: list[str]) -> list[str]:
 def make(group: str, name: str, /, **changes: Any) -> Any:
     """The object that a YAML describes, some fields changed."""
     node = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
+    node.pop("recommended", None)
     node |= {k: v for k, v in changes.items() if k in node}
     if node["_target_"] is None:
         node["_target_"] = STAND_INS[name]
@@ -58,7 +59,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "CNN": {"channels": [4, 6], "kernels": [5, 3], "groups": 2},
     "ResNet18": {"widths": [2, 4], "blocks": [1, 1], "groups": 2},
     "WideResNet": {"depth": 10, "widen": 2, "base": 1},
-    "ViT": {"width": 4, "depth": 1, "heads": 2, "patch": 8},
+    "ViT": {"width": 4, "depth": 1, "heads": 2, "patch": 4},
     "TextTransformer": {"width": 4, "depth": 1, "heads": 2},
     "Torchvision": {
         "name": "mobilenet_v3_small",
