@@ -42,9 +42,39 @@ class TaskSpec:
     vocabulary: int = 0
 
 
+@runtime_checkable
+class LazyInputs(Protocol):
+    """Inputs [N, ...] that are read or made batch by batch and are never all in memory."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches come to lie."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Tensor) -> Tensor:
+        """The points at `indices` [B], in that order, [B, ...]: the same whatever else is in the batch."""
+        ...
+
+    def ahead(self, indices: Tensor) -> None:
+        """A hint that these points are read next."""
+        ...
+
+    def at(self, indices: Tensor) -> LazyInputs:
+        """The points at `indices` [M] as inputs of their own; nothing is read."""
+        ...
+
+    def joined(self, others: Sequence[LazyInputs]) -> LazyInputs:
+        """These points and then those of `others`, which are of the same kind."""
+        ...
+
+    def to(self, device: torch.device) -> LazyInputs: ...
+
+
 @dataclass(frozen=True)
 class Split:
-    """Some points of a data set, in memory (on whichever device) and in a fixed order.
+    """Some points of a data set, in memory (on whichever device) or read as they are asked for, in a fixed order.
 
     `inputs` [N, ...] are kept as stored (uint8 for images); `prepare` makes network inputs of a
     gathered batch, on its device. `targets` are [N] int64 class labels or [N, K] standardised
@@ -52,7 +82,7 @@ class Split:
     place in the published data set.
     """
 
-    inputs: Tensor
+    inputs: Tensor | LazyInputs
     targets: Tensor | None
     ids: Tensor
     prepare: Callable[[Tensor], Tensor] = lambda x: x
@@ -63,7 +93,9 @@ class Split:
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
         """Inputs [..., *input_shape] and targets of `indices` (any shape: [B] or [L, B])."""
         flat = indices.reshape(-1).to(self.inputs.device)
-        x = self.prepare(self.inputs.index_select(0, flat))  # on a CPU many times faster than [flat] for bytes
+        stored = self.inputs
+        # index_select: on a CPU many times faster than [flat] for bytes
+        x = self.prepare(stored.index_select(0, flat) if isinstance(stored, Tensor) else stored.read(flat))
         x = x.reshape(*indices.shape, *x.shape[1:])
         if self.targets is None:
             return x, None
@@ -73,18 +105,26 @@ class Split:
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Batches in order; every point once, none dropped."""
         for start in range(0, len(self), batch_size):
-            yield self.gather(torch.arange(start, min(start + batch_size, len(self)), device=self.inputs.device))
+            middle = min(start + batch_size, len(self))
+            self.ahead(torch.arange(middle, min(middle + batch_size, len(self))))
+            yield self.gather(torch.arange(start, middle, device=self.inputs.device))
+
+    def ahead(self, indices: Tensor) -> None:
+        """A hint that the points at `indices` (any shape) are gathered next, for inputs that are read from files."""
+        if not isinstance(self.inputs, Tensor) and indices.numel():
+            self.inputs.ahead(indices.reshape(-1))
 
     def subset(self, indices: Tensor) -> Split:
         """The points at `indices` [M], in that order."""
         indices = indices.to(self.inputs.device)
         targets = None if self.targets is None else self.targets[indices]
-        return replace(self, inputs=self.inputs[indices], targets=targets, ids=self.ids[indices.to(self.ids.device)])
+        inputs = self.inputs[indices] if isinstance(self.inputs, Tensor) else self.inputs.at(indices)
+        return replace(self, inputs=inputs, targets=targets, ids=self.ids[indices.to(self.ids.device)])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Split:
         """On `device`, floating-point numbers as `dtype`, also those that `prepare` makes; integers stay integers."""
         inputs = self.inputs.to(device)
-        if inputs.is_floating_point():
+        if isinstance(inputs, Tensor) and inputs.is_floating_point():
             inputs = inputs.to(dtype)
         targets = self.targets
         if targets is not None:
@@ -106,7 +146,8 @@ class Task:
     target_scale * y, both [K] (zeros and ones for classes). `truth` maps original-unit inputs
     [M, D] to noise-free outputs [M, K] where the data are made, `true_noise` to the noise's standard
     deviation [M, K]. `fingerprint` is a hash of the content that a training depends on.
-    `unavailable` says why an out-of-distribution set is absent.
+    `unavailable` says why an out-of-distribution set is absent. `shifted` are the test points under a
+    growing shift, with their targets: "<name>/<level>", and "clean/0" without any.
 
     What predictions for new points need: `encode` makes inputs as the splits store them of original
     ones [M, ...] (a table's float64 columns in original units, an image set's uint8 pixels [M, C, H, W]).
@@ -129,6 +170,7 @@ class Task:
     truth: Callable[[Tensor], Tensor] | None = None
     true_noise: Callable[[Tensor], Tensor] | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    shifted: Mapping[str, Split] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
@@ -160,6 +202,7 @@ class Task:
             val=self.val.to(device, dtype),
             test=self.test.to(device, dtype),
             ood={name: split.to(device, dtype) for name, split in self.ood.items()},
+            shifted={name: split.to(device, dtype) for name, split in self.shifted.items()},
             target_mean=self.target_mean.to(device, dtype),
             target_scale=self.target_scale.to(device, dtype),
         )

@@ -180,6 +180,8 @@ def shorten(
         if rest > fits / 2:
             cap = max(FEWEST_OTHERS, _round_down(fits / 2 / len(others)))
             changes["eval.max_ood"] = cap
+            if task.shifted:
+                changes["eval.max_shift"] = cap
             rest = sum(min(n, cap) for n in others)
         test = max(FEWEST_POINTS, _round_down(fits - rest))
         if test < len(task.test):

@@ -105,6 +105,7 @@ def by_rule(treatment: Mapping[str, str]) -> dict[str, list[str]]:
 def _evaluate(work: Work, posterior: Posterior, session: Session) -> tuple[Evaluation, Calibration | None]:
     settings = work.experiment.settings.eval
     most = settings.max_ood if settings.max_ood is not None else 2**31
+    shifted = settings.max_shift if settings.max_shift is not None else 2**31
     task, predictive = _with_short_val(work.task, most, work.cell.seed), work.experiment.method.predictive
     size: dict[str, int] = {
         "num_draws": settings.num_draws,
@@ -118,7 +119,14 @@ def _evaluate(work: Work, posterior: Posterior, session: Session) -> tuple[Evalu
             calibration = fit_temperature(task, posterior, predictive, **size)
         temperature = None if calibration is None else calibration.temperature
         evaluation = evaluate(
-            task, posterior, predictive, **size, max_ood=most, progress=session.step, temperature=temperature
+            task,
+            posterior,
+            predictive,
+            **size,
+            max_ood=most,
+            max_shift=shifted,
+            progress=session.step,
+            temperature=temperature,
         )
     return evaluation, calibration
 

@@ -45,6 +45,7 @@ def evaluate(
     seed: int,
     batch_size: int,
     max_ood: int,
+    max_shift: int = 0,
     progress: Progress = lambda stage, done, total: None,
     temperature: float | None = None,
 ) -> Evaluation:
@@ -52,15 +53,16 @@ def evaluate(
 
     `predictive`: "draws" (S functions; joint scores exist), "closed_form" (regression: the exact
     Gaussian; classes: probit) or "bridge" (Laplace bridge, classes). Each out-of-distribution set is
-    cut to a subset of `max_ood` points that depends on the seed and its name only. A regression
-    posterior with closed-form moments also leaves its exact Gaussian joint for up to JOINT_POINTS
-    test points. `temperature` divides the logits of classes (see `calibration`). Log-likelihoods are
-    float64 (float32 above 20 million numbers, with a note).
+    cut to a subset of `max_ood` points that depends on the seed and its name only; of the shifted
+    test set `max_shift` points are scored, the same at every level. A regression posterior with
+    closed-form moments also leaves its exact Gaussian joint for up to JOINT_POINTS test points.
+    `temperature` divides the logits of classes (see `calibration`). Log-likelihoods are float64
+    (float32 above 20 million numbers, with a note).
 
     Raises `UserError` for settings that cannot be, `RunFailed` when draws are not frozen functions.
     """
     raise_all(_problems(task, posterior, predictive, num_draws, batch_size))
-    splits, notes = _splits(task, max_ood, seed)
+    splits, notes = _splits(task, max_ood, max_shift, seed)
     with torch.no_grad():
         if predictive == "draws":
             scored = _score_draws(task, posterior, splits, num_draws, seed, batch_size, progress, temperature)
@@ -120,7 +122,7 @@ def _problems(task: Task, posterior: Posterior, predictive: str, num_draws: int,
     return problems
 
 
-def _splits(task: Task, max_ood: int, seed: int) -> tuple[dict[str, Split], list[str]]:
+def _splits(task: Task, max_ood: int, max_shift: int, seed: int) -> tuple[dict[str, Split], list[str]]:
     """What is evaluated, by name, and notes on what is left out."""
     named = {"test": task.test} | ({"val": task.val} if len(task.val) else {})
     notes = [f"{UNAVAILABLE}ood/{name}: {reason}" for name, reason in sorted(task.unavailable.items())]
@@ -131,6 +133,12 @@ def _splits(task: Task, max_ood: int, seed: int) -> tuple[dict[str, Split], list
             split = split.subset(chosen.sort().values)
         if len(split):
             named[f"ood/{name}"] = split
+    if max_shift and task.shifted:
+        # The same points at every level, so that levels differ by the shift alone.
+        order = torch.randperm(len(task.test), generator=generator(seed, "eval", "shift"))
+        chosen = order[:max_shift].sort().values
+        notes.append(f"shift/*: {len(chosen)} of {len(order)} test points, the same at every level")
+        named |= {f"shift/{name}": split.subset(chosen) for name, split in task.shifted.items()}
     return named, notes
 
 

@@ -71,8 +71,11 @@ def concatenate(splits: Sequence[Split]) -> tuple[Split, Tensor]:
         return first, torch.zeros(len(splits), 1, dtype=torch.int64)
     sizes = [len(s) for s in splits]
     targets = [s.targets for s in splits if s.targets is not None]
+    stored = [s.inputs for s in splits]
+    in_memory = [t for t in stored if isinstance(t, torch.Tensor)]
+    lazy = [t for t in stored if not isinstance(t, torch.Tensor)]
     joined = Split(
-        inputs=torch.cat([s.inputs for s in splits]),
+        inputs=torch.cat(in_memory) if in_memory else lazy[0].joined(lazy[1:]),
         targets=torch.cat(targets) if targets else None,
         ids=torch.cat([s.ids for s in splits]),
         prepare=first.prepare,

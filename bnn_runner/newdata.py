@@ -150,6 +150,7 @@ def _from_columns(
     numbers = [_column(name, cells, task, source, lines, to_number) for name, cells in chosen.items()]
     values = torch.tensor(numbers, dtype=torch.float64).T
     points = _encoded(values, task, source)
+    assert isinstance(points.inputs, torch.Tensor)
     finite = torch.isfinite(points.inputs).reshape(len(points), -1).all(1)
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0])

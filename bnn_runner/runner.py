@@ -152,10 +152,11 @@ def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment,
 
 
 def _other_points(work: Work) -> list[int]:
-    """How many points of the validation part and of each out-of-distribution set are scored."""
-    cap = work.experiment.settings.eval.max_ood
-    sizes = [len(s) for name, s in work.task.splits().items() if name not in ("train", "test")]
-    return [n if cap is None else min(n, cap) for n in sizes]
+    """How many points of the validation part, of each out-of-distribution set and each level of shift are scored."""
+    settings, task = work.experiment.settings.eval, work.task
+    sizes = [(len(s), settings.max_ood) for name, s in task.splits().items() if name not in ("train", "test")]
+    sizes += [(len(s), settings.max_shift) for s in task.shifted.values()]
+    return [n if cap is None else min(n, cap) for n, cap in sizes]
 
 
 def _run_all(works: list[Work], session: Session) -> Outcome:

@@ -22,6 +22,7 @@ class EvalSettings:
     num_draws: int
     batch_size: int
     max_ood: int | None
+    max_shift: int | None
     calibrate: Literal["none", "temperature"]
 
     def __post_init__(self) -> None:
@@ -30,8 +31,11 @@ class EvalSettings:
             for name, value in (("num_draws", self.num_draws), ("batch_size", self.batch_size))
             if value < 1
         ]
-        if self.max_ood is not None and self.max_ood < 0:
-            problems.append(f"eval.max_ood={self.max_ood} is negative. It is a number of points; null takes all.")
+        problems += [
+            f"eval.{name}={value} is negative. It is a number of points; null takes all."
+            for name, value in (("max_ood", self.max_ood), ("max_shift", self.max_shift))
+            if value is not None and value < 0
+        ]
         raise_all(problems)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from bnn_runner.data.downloads import ensure
 from bnn_runner.data.image_sets import SETS, partner_images, partner_source
 from bnn_runner.data.images import image_task
 from bnn_runner.data.published import Source
+from bnn_runner.data.shifts import shift_problems, shifted
 from bnn_runner.data.splits import Sizes
 from bnn_runner.errors import UserError, raise_all
 
@@ -21,13 +22,15 @@ class PublishedImages:
     """The image set `name`, downloaded when it is absent, with its published training and test part.
 
     Out-of-distribution sets are the test images of other published sets, each where its files are;
-    `prepare=true` fetches them too.
+    `prepare=true` fetches them too. `shifts` are names of `bnn_runner.data.shifts`: the test images
+    are also scored under each, at every level. They change no training, so the network is the same.
     """
 
     name: str
     val_fraction: float
     train_size: int | None
     test_size: int | None
+    shifts: tuple[str, ...]
 
     def spec(self) -> TaskSpec:
         """What is known before reading. Raises `UserError` for values that cannot be."""
@@ -35,9 +38,10 @@ class PublishedImages:
             raise UserError(
                 f"data.name={self.name} is not known. The sets are {', '.join(SETS)}. Choose one of them.",
                 *self._sizes.problems(0, 0),
+                *shift_problems(self.shifts),
             )
         found = SETS[self.name]
-        raise_all(self._sizes.problems(found.num_train, found.num_test))
+        raise_all(self._sizes.problems(found.num_train, found.num_test) + shift_problems(self.shifts))
         return TaskSpec(self.name, "classification", found.shape, found.num_classes, self.val_fraction)
 
     @property
@@ -60,7 +64,7 @@ class PublishedImages:
         spec = self.spec()
         chosen = SETS[self.name]
         place = ensure(chosen.source, data_dir)
-        return image_task(
+        task = image_task(
             spec,
             (chosen.read(place, "train"), chosen.read(place, "test")),
             self._sizes,
@@ -70,3 +74,4 @@ class PublishedImages:
             chosen.class_names,
             chosen.notes,
         )
+        return replace(task, shifted=shifted(task.test, self.shifts, seed))

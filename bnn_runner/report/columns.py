@@ -81,7 +81,7 @@ def is_companion(metric: str) -> bool:
 
 def group_of(metric: str, split: str = "test") -> str:
     """fit, joint, calibration or ood."""
-    if split.startswith("ood"):
+    if split.startswith(("ood", "shift")):
         return "ood"
     return next(group for group, pattern in GROUPS if re.search(pattern, metric))
 

@@ -71,6 +71,14 @@ def _shown(scores: Sequence[AnyScore]) -> list[AnyScore]:
     for column in list(kept):  # a standard deviation says what its variance says, in units that a reader knows
         if replace(column, metric=column.metric.replace("_std", "_variance")) != column:
             kept.pop(replace(column, metric=column.metric.replace("_std", "_variance")), None)
+    strongest: dict[str, float] = {}  # of each shift the table shows the strongest level; the figure shows all
+    for s in kept.values():
+        name, _, level = s.split.rpartition("/")
+        strongest[name] = max(strongest.get(name, 0.0), float(level)) if name.startswith("shift/") else 0.0
+    for column, s in list(kept.items()):
+        name, _, level = s.split.rpartition("/")
+        if name.startswith("shift/") and float(level) < strongest[name]:
+            kept.pop(column)
     return [s for column, s in kept.items() if _is_shown(column, sizes.get((column.metric, column.split), []))]
 
 

@@ -81,6 +81,36 @@ def joint_curves(scores: Sequence[Score], title: str) -> Figure | None:
     return figure
 
 
+def shift_curves(scores: Sequence[Score], title: str) -> Figure | None:
+    """Each score of the metric `shift` against the level, one line for each shift; None where there are none."""
+    found = [s for s in scores if s.metric.startswith("shift_") and _finite(s.value)]
+    names = list(dict.fromkeys(s.metric for s in found))
+    if not names:
+        return None
+    figure, axes = style.new_figure(columns=len(names), width=4.2, height=3.6)
+    for ax, metric in zip(axes, names, strict=True):
+        lines: dict[str, list[tuple[float, Score]]] = defaultdict(list)
+        for s in found:
+            if s.metric == metric:
+                _, name, level = s.split.split("/")
+                lines[name].append((float(level), s))
+        clean = lines.pop("clean", [])
+        for i, (name, line) in enumerate(lines.items()):
+            points = sorted(clean + line, key=lambda point: point[0])
+            x, y = [level for level, _ in points], [s.value for _, s in points]
+            error = [s.standard_error if _finite(s.standard_error) else 0.0 for _, s in points]
+            tone, label = style.colour(i), name.replace("_", " ")
+            ax.errorbar(x, y, yerr=error, color=tone, lw=1.2, marker=style.marker(i), markersize=4, label=label)
+        ax.set_xlabel("degrees" if list(lines) == ["rotation"] else "level of shift")
+        unit = next((s.unit for s in found if s.metric == metric), "")
+        ax.set_ylabel(f"{metric.removeprefix('shift_').replace('_', ' ')} [{unit}]")
+        style.panel_title(ax, f"{metric.removeprefix('shift_').replace('_', ' ')} (±1 se over points)")
+    style.title(figure, title)
+    handles, labels = axes[0].get_legend_handles_labels()
+    style.legend_below(figure, handles, labels, columns=6)
+    return figure
+
+
 def _lines(scores: Sequence[Score]) -> dict[tuple[str, int], list[Score]]:
     """(metric, number of draws) -> its scores; the metric itself first, then itself at fewer draws."""
     main = {(s.metric, s.draws or 0) for s in scores if not s.metric.endswith(AT_DRAWS)}

@@ -14,7 +14,7 @@ from torch import Tensor
 from bnn_runner.base import Task
 from bnn_runner.report import style
 from bnn_runner.report.calibration_figures import predicted_and_pit, reliability
-from bnn_runner.report.curve_figures import History, joint_curves, training_curves
+from bnn_runner.report.curve_figures import History, joint_curves, shift_curves, training_curves
 from bnn_runner.report.predictive_figures import bands_1d, decision_map_2d
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 
@@ -43,8 +43,9 @@ def run_figures(
     """Draw every figure that applies into `cell_folder`/figures; returns the files in the order of interest.
 
     1-D regression: bands.png. Other regression: predictions.png. Classes: reliability.png, and with two
-    inputs decision.png. Always, where there is something to show: training.png (`histories`: one list of
-    rows for each trained network) and joint.png. `predict_on` None leaves the first kinds out.
+    inputs decision.png; with shifted test points shift.png. Always, where there is something to show:
+    training.png (`histories`: one list of rows for each trained network) and joint.png. `predict_on` None
+    leaves the first kinds out.
     """
     title = " · ".join(cell_folder.parts[-4:-1]) + f" · seed {cell_folder.name.split('-')[0]}"
     figures = cell_folder / "figures"
@@ -59,6 +60,7 @@ def run_figures(
         if task.spec.input_shape == (2,) and predict_on is not None:
             made["decision"] = _decision(task, predict_on, title)
         made["reliability"] = _reliability(evaluation, title)
+    made["shift"] = shift_curves(scores, title)
     made["joint"] = joint_curves(scores, title)
     made["training"] = training_curves(histories, title)
     return [style.save(figure, figures / f"{name}.png") for name, figure in made.items() if figure is not None]

@@ -20,7 +20,7 @@ from bnn_runner.data.published import File
 from bnn_runner.data.published_images import PublishedImages
 from bnn_runner.errors import UserError
 
-ALL = {"val_fraction": 0.1, "train_size": None, "test_size": None}
+ALL = {"val_fraction": 0.1, "train_size": None, "test_size": None, "shifts": ()}
 MNIST = PublishedImages(name="mnist", **ALL)
 
 
