@@ -45,9 +45,9 @@ def evaluate(
     seed: int,
     batch_size: int,
     max_ood: int,
-    max_shift: int = 0,
     progress: Progress = lambda stage, done, total: None,
     temperature: float | None = None,
+    max_shift: int = 0,
 ) -> Evaluation:
     """Score `posterior` on test, val and every out-of-distribution set of `task`.
 
