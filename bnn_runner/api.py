@@ -62,7 +62,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bnn_runner import evaluation_store, posterior_store, runner
-from bnn_runner.base import Draws, FitContext, Network, Posterior, Task
+from bnn_runner.base import Draws, FitContext, Network, Posterior
 from bnn_runner.catalogue import Catalogue, merge
 from bnn_runner.checking import check
 from bnn_runner.config import Experiment, assemble, load_experiment, reach
@@ -76,6 +76,7 @@ from bnn_runner.progress import Console
 from bnn_runner.scoring import Evaluation
 from bnn_runner.session import Session, Work
 from bnn_runner.streams import derive_seed
+from bnn_runner.tasks import Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Network, Posterior, Split, Task
+from bnn_runner.base import Network, Posterior
 from bnn_runner.config import Experiment
 from bnn_runner.evaluation import evaluate
 from bnn_runner.report.figures import run_figures
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 from bnn_runner.streams import derive_seed
+from bnn_runner.tasks import Split, Task
 
 
 def draw_figures(

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bnn_runner.base import TaskSpec
 from bnn_runner.errors import raise_all
+from bnn_runner.tasks import TaskSpec
 
 
 @runtime_checkable

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bnn_runner.base import Split
 from bnn_runner.modes import evaluation_mode
+from bnn_runner.tasks import Split
 
 _BATCH = 512
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from bnn_runner.base import FitContext, Network, Settles, Task
+from bnn_runner.base import FitContext, Network, Settles
 from bnn_runner.config import Experiment
 from bnn_runner.evaluation import evaluate
 from bnn_runner.hyper import Fixed
 from bnn_runner.progress import LONG_AFTER_SECONDS, duration
 from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_json
+from bnn_runner.tasks import Task
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
 

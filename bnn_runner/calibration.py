@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_runner.base import ClosedForm, Moments, Posterior, Predictive, Task, TaskSpec
+from bnn_runner.base import ClosedForm, Moments, Posterior, Predictive
 from bnn_runner.errors import RunFailed, raise_all
 from bnn_runner.predictives import bridge_log_probs, probit_log_probs, variances
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task, TaskSpec
 
 LOWEST, HIGHEST = 0.05, 100.0
 _COARSE, _PRECISION = 24, 1e-4  # of log T

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from bnn_runner import __version__, evaluation_store, posterior_store
 from bnn_runner.artifacts import draw_figures, redraw_figures
-from bnn_runner.base import FitContext, Network, Posterior, Task
+from bnn_runner.base import FitContext, Network, Posterior
 from bnn_runner.calibration import Calibration, fit_temperature
 from bnn_runner.cells import headline, write_description
 from bnn_runner.citations import bibliography
@@ -23,6 +23,7 @@ from bnn_runner.scoring import Evaluation, Score
 from bnn_runner.session import Session, Work
 from bnn_runner.storage import write_json, write_text
 from bnn_runner.streams import derive_seed, generator
+from bnn_runner.tasks import Task
 from bnn_runner.telling import tell_given
 from bnn_runner.workplan import Workplan
 

@@ -30,13 +30,14 @@ from bnn_runner.signatures import check_fields, show
 
 if TYPE_CHECKING:
     from bnn_runner.augmentation import Augmentation
-    from bnn_runner.base import DataSet, Method, Model, TaskSpec
+    from bnn_runner.base import Method, Model
     from bnn_runner.given import GivenWeights
     from bnn_runner.hyper import HyperRule
     from bnn_runner.likelihoods import NoiseRule
     from bnn_runner.priors import Prior
     from bnn_runner.schedules import Schedule
     from bnn_runner.scoring import Metric
+    from bnn_runner.tasks import DataSet, TaskSpec
 
 __all__ = ["EvalSettings", "Experiment", "Settings", "build", "compose", "load_experiment"]
 

@@ -14,13 +14,14 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Centred, ClosedForm, Draws, Posterior, Predictive, Split, Task
+from bnn_runner.base import Centred, ClosedForm, Draws, Posterior, Predictive
 from bnn_runner.calibration import closed_form_log_probs, wide
 from bnn_runner.errors import RunFailed, UserError, raise_all
 from bnn_runner.predictives import gaussian_log_prob, variances
 from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 from bnn_runner.streams import generator
 from bnn_runner.tallies import ClassTally, RegressionTally, Tally
+from bnn_runner.tasks import Split, Task
 
 UNAVAILABLE = "unavailable "  # a note "unavailable ood/<name>: <reason>" stands for an absent split
 DRAW_FLOATS = 64_000_000  # numbers held by the draws of one chunk

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import Network, Split, Task
+from bnn_runner.base import Network
 from bnn_runner.cache import content_digest
 from bnn_runner.errors import UserError
+from bnn_runner.tasks import Split, Task
 from bnn_runner.training_state import Recipe, residual_log_noise
 
 INSIDE = ("state_dict", "model_state_dict", "model", "network", "net")

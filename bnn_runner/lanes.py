@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from bnn_runner.base import Split
+from bnn_runner.tasks import Split
 
 Strategy = Literal["single", "native", "vmap", "loop"]
 Tensors = dict[str, Tensor]

@@ -16,7 +16,8 @@ from torch import Tensor
 from bnn_runner.errors import UserError
 
 if TYPE_CHECKING:
-    from bnn_runner.base import Kind, Likelihood, TaskSpec
+    from bnn_runner.base import Likelihood
+    from bnn_runner.tasks import Kind, TaskSpec
 
 Form = Literal["homoscedastic", "mean_variance", "natural"]
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Split, Task
 from bnn_runner.catalogue import did_you_mean
 from bnn_runner.data.table_file import number, read_table
 from bnn_runner.errors import UserError
+from bnn_runner.tasks import Split, Task
 
 TABLES = (".csv", ".tsv", ".txt", ".data")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")

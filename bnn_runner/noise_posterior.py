@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from bnn_runner.base import Likelihood, Network, Split
+from bnn_runner.base import Likelihood, Network
 from bnn_runner.errors import RunFailed
 from bnn_runner.modes import evaluation_mode
 from bnn_runner.rework import Rework, noise_widths, split_noise
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Split
 
 _FOLDED_ROWS, _FOLDED_NUMBERS = 16_384, 2**20
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Posterior, Predictive, Split, Task
+from bnn_runner.base import Posterior, Predictive
 from bnn_runner.errors import UserError
 from bnn_runner.evaluation import evaluate
 from bnn_runner.metrics.mixture import log_weights, mixture_mean, total_entropy, variance_parts
 from bnn_runner.scoring import Evaluation
+from bnn_runner.tasks import Split, Task
 
 if TYPE_CHECKING:
     import pandas as pd

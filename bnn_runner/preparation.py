@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bnn_runner.base import DataSet
 from bnn_runner.data.downloads import ensure
 from bnn_runner.data.published import Published, Source, look
 from bnn_runner.errors import UserError
+from bnn_runner.tasks import DataSet
 
 Say = Callable[[str], None]
 

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from bnn_runner.base import Kind
+from bnn_runner.tasks import Kind
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from bnn_runner.base import Task
 from bnn_runner.budget import Budget
 from bnn_runner.cells import Cell, command_line
 from bnn_runner.config import Experiment
@@ -15,6 +14,7 @@ from bnn_runner.interrupts import StopRequest
 from bnn_runner.keys import RECIPE, digest, flatten, list_of
 from bnn_runner.progress import Console, Progress
 from bnn_runner.provenance import Stages
+from bnn_runner.tasks import Task
 from bnn_runner.workplan import Training
 
 

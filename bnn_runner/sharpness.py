@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch.func import functional_call
 
-from bnn_runner.base import Network, Task
+from bnn_runner.base import Network
 from bnn_runner.modes import evaluation_mode
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task
 
 
 def sharpness(network: Network, task: Task, points: int = 256, iterations: int = 15) -> float:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import FitContext, Network, Task, TaskSpec
+from bnn_runner.base import FitContext, Network
 from bnn_runner.errors import Interrupted, RunFailed
 from bnn_runner.likelihoods import Gaussian, MeanVariance, Natural, NoiseRule
 from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_atomically
 from bnn_runner.streams import derive_seed
+from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training import CHECKPOINT_SECONDS, Group
 from bnn_runner.training_state import Lane, Recipe
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Split
 from bnn_runner.scoring import SplitEvaluation
+from bnn_runner.tasks import Split
 
 WIDE_LIMIT = 20_000_000  # more numbers than this are kept in float32
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_runner.augmentation import Augmentation, Unchanged
-from bnn_runner.base import Model, Task, TaskSpec
+from bnn_runner.base import Model
 from bnn_runner.lanes import Tensors
 from bnn_runner.likelihoods import NoiseRule
 from bnn_runner.modes import evaluation_mode
@@ -21,6 +21,7 @@ from bnn_runner.rework import Rework
 from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_atomically
 from bnn_runner.streams import global_stream
+from bnn_runner.tasks import Task, TaskSpec
 
 
 @dataclass(frozen=True)

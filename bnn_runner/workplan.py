@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from bnn_runner.base import Network, Task
+from bnn_runner.base import Network
 from bnn_runner.cache import NetworkCache
 from bnn_runner.given import GivenWeights, given_network
 from bnn_runner.keys import digest
 from bnn_runner.lease import Lease
 from bnn_runner.rework import Rework
 from bnn_runner.streams import global_stream
+from bnn_runner.tasks import Task
 from bnn_runner.training import Diverged, Group, Progress
 from bnn_runner.training_state import Lane, Recipe
 

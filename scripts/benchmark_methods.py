@@ -24,7 +24,6 @@ from pathlib import Path
 
 import torch
 
-from bnn_runner.base import Split, Task, TaskSpec
 from bnn_runner.cells import table_text
 from bnn_runner.likelihoods import NoiseRule
 from bnn_runner.methods.bbb import BBB
@@ -32,6 +31,7 @@ from bnn_runner.models.mlp import MLP
 from bnn_runner.priors import Isotropic
 from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_text
+from bnn_runner.tasks import Split, Task, TaskSpec
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
 from bnn_runner.variational.fit import training_mode

@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import Model, Split, Task, TaskSpec
+from bnn_runner.base import Model
 from bnn_runner.data.images import PixelScaling
 from bnn_runner.devices import pick_device, thread_count
 from bnn_runner.interrupts import stop_on_signals
@@ -43,6 +43,7 @@ from bnn_runner.priors import Isotropic
 from bnn_runner.progress import Console
 from bnn_runner.provenance import device_name
 from bnn_runner.schedules import Schedule
+from bnn_runner.tasks import Split, Task, TaskSpec
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
 

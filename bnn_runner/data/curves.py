@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Task, TaskSpec
 from bnn_runner.data.downloads import ensure
 from bnn_runner.data.published import File, Source
 from bnn_runner.data.splits import Sizes, divide
@@ -18,6 +17,7 @@ from bnn_runner.data.tables import table_task
 from bnn_runner.data.test_share import fraction_problems, halves_of
 from bnn_runner.errors import raise_all
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task, TaskSpec
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 WIDE_GAP = 0.05

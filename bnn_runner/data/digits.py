@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Task, TaskSpec
 from bnn_runner.data.splits import Sizes, divide, seeded_order
 from bnn_runner.data.tables import Scaling, table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task, TaskSpec
 
 NUM_IMAGES, NUM_PIXELS, NUM_CLASSES, LARGEST_PIXEL = 1797, 64, 10, 16
 TEST_FRACTION = 0.2

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Task, TaskSpec
 from bnn_runner.data.fields import count_problems, is_number
 from bnn_runner.data.gap1d import smooth_truth
 from bnn_runner.data.splits import Sizes, divide
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task, TaskSpec
 
 EDGE, FAR = 3.0, 5.0
 """Inputs lie in [-EDGE, EDGE]; "far" reaches out to FAR."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Split, Task, TaskSpec
 from bnn_runner.data.splits import Sizes, divide, fingerprint
 from bnn_runner.errors import UserError
+from bnn_runner.tasks import Split, Task, TaskSpec
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 

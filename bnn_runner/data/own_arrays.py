@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Kind, Split, Task, TaskSpec
 from bnn_runner.data.own_parts import (
     NEED_PATH,
     check_classes,
@@ -27,6 +26,7 @@ from bnn_runner.data.splits import Parts, Sizes, divide, fingerprint
 from bnn_runner.data.tables import Scaling, standardise, table_task
 from bnn_runner.data.test_share import fraction_problems, halves_of
 from bnn_runner.errors import UserError, raise_all
+from bnn_runner.tasks import Kind, Split, Task, TaskSpec
 
 WHOLE, HALVES, OOD = ("x", "y"), ("x_train", "y_train", "x_test", "y_test"), "x_ood_"
 CHANNELS = (1, 2, 3, 4)

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Task
 from bnn_runner.data.splits import Parts, Sizes, divide, seeded_order
 from bnn_runner.data.test_share import halves_of
 from bnn_runner.errors import UserError
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task
 
 MOST_CLASSES = 1000
 NEED_PATH = "data={choice} needs a file of yours. Give data.path={example} (relative to where the command is started)."

@@ -17,7 +17,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Kind, Task, TaskSpec
 from bnn_runner.data.own_columns import (
     Column,
     column_names,
@@ -41,6 +40,7 @@ from bnn_runner.data.table_file import TextTable, read_table
 from bnn_runner.data.tables import table_task
 from bnn_runner.data.test_share import fraction_problems, halves_of
 from bnn_runner.errors import UserError, raise_all
+from bnn_runner.tasks import Kind, Task, TaskSpec
 
 Name = str | int
 FEW_LABELS = 10

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bnn_runner.base import Task, TaskSpec
 from bnn_runner.data.downloads import ensure
 from bnn_runner.data.image_sets import SETS, partner_images, partner_source
 from bnn_runner.data.images import image_task
@@ -15,6 +14,7 @@ from bnn_runner.data.published import Source
 from bnn_runner.data.shifts import shift_problems, shifted
 from bnn_runner.data.splits import Sizes
 from bnn_runner.errors import UserError, raise_all
+from bnn_runner.tasks import Task, TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bnn_runner.base import LazyInputs, Split
 from bnn_runner.streams import generator
+from bnn_runner.tasks import LazyInputs, Split
 
 CLEAN = "clean/0"
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Split
 from bnn_runner.data.fields import is_integer, is_number
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Split
 
 
 @dataclass(frozen=True)

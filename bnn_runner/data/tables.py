@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Split, Task, TaskSpec
 from bnn_runner.data.splits import Parts, fingerprint
 from bnn_runner.errors import UserError
+from bnn_runner.tasks import Split, Task, TaskSpec
 
 # A column whose values span less than this share of their size is rounding, not variation.
 CONSTANT_RANGE = 1e-10

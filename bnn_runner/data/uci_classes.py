@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from bnn_runner.base import Task, TaskSpec
 from bnn_runner.data.downloads import ensure
 from bnn_runner.data.published import File, Source
 from bnn_runner.data.splits import Sizes, divide, seeded_order
@@ -18,6 +17,7 @@ from bnn_runner.data.tables import table_task
 from bnn_runner.data.test_share import fraction_problems, halves_of
 from bnn_runner.errors import raise_all
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task, TaskSpec
 
 SOURCE = "https://github.com/AlexImmer/BNN-predictions"
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]

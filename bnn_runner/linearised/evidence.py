@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Likelihood, Network, Task
+from bnn_runner.base import Likelihood, Network
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.groups import Group
@@ -17,6 +17,7 @@ from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.predictives import gaussian_log_prob, probit_log_probs, variances
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task
 
 VALIDATION_DRAWS = 200
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from bnn_runner.base import Network, Task
+from bnn_runner.base import Network
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.modes import evaluation_mode
+from bnn_runner.tasks import Task
 
 
 def loss_gradient(task: Task, network: Network, names: Sequence[str], batch_size: int = 512) -> dict[str, Tensor]:

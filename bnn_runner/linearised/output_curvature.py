@@ -17,9 +17,10 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Likelihood, Network, Task
+from bnn_runner.base import Likelihood, Network
 from bnn_runner.likelihoods import Categorical
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task
 
 Kind = Literal["ggn", "mc_fisher", "empirical_fisher"]
 

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Likelihood, Moments, Network, Split
+from bnn_runner.base import Likelihood, Moments, Network
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.posteriors import NetworkDraws
+from bnn_runner.tasks import Split
 
 
 class WeightGaussian(Protocol):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from bnn_runner.base import Task
 from bnn_runner.linearised.algebra import Repairs
 from bnn_runner.linearised.block_fits import Sharing, fit_diagonal, fit_ekfac, fit_kfac, fit_layers
 from bnn_runner.linearised.blocks import BlockCurvature
@@ -15,6 +14,7 @@ from bnn_runner.linearised.full import FullCurvature, fit_full
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.linearised.output_curvature import OutputCurvature
+from bnn_runner.tasks import Task
 
 Structure = Literal["full", "block", "kfac", "ekfac", "diag"]
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Task
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
+from bnn_runner.tasks import Task
 
 KEPT_BYTES = 2**30
 """Jacobians of the whole training set up to this size are kept; larger ones are made anew in each pass."""

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Split
 from bnn_runner.errors import RunFailed
 from bnn_runner.mcmc.checkpoint import Checkpoint
 from bnn_runner.mcmc.dynamics import ChainState
@@ -18,6 +17,7 @@ from bnn_runner.mcmc.hamiltonian import DualAveraging, Point, Target, reasonable
 from bnn_runner.mcmc.noise import ChainNoise
 from bnn_runner.mcmc.steps import StepSizes
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Split
 from bnn_runner.training import batch_bounds
 
 Dynamics = Callable[[ChainState, Tensor, float, float, Tensor], ChainState]

@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Network, Split, TrainingSpec
+from bnn_runner.base import Network, TrainingSpec
 from bnn_runner.errors import UserError
 from bnn_runner.mcmc.target import LogPosterior
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Split
 
 Start = Literal["members", "map", "initial"]
 """members: chain i at the trained ensemble member i; map: all at the MAP network; initial: at initial weights."""

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Split
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.mcmc.diagnostics import FEWEST, effective_draws, rhat
 from bnn_runner.mcmc.target import LogPosterior
+from bnn_runner.tasks import Split
 
 POINTS = 64
 """Points at which functions are compared."""

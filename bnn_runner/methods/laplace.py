@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bnn_runner.base import FitContext, Network, Predictive, Task, TaskSpec, TrainingSpec
+from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
 from bnn_runner.errors import RunFailed, raise_all
 from bnn_runner.hyper import HyperRule, PrecisionProblem
 from bnn_runner.linearised.algebra import Repairs
@@ -24,6 +24,7 @@ from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace, l
 from bnn_runner.linearised.structures import Fit, Structure, rule_of
 from bnn_runner.linearised.tangent import TangentModel
 from bnn_runner.modes import true_float32
+from bnn_runner.tasks import Task, TaskSpec
 
 FULL_UP_TO = 3000
 DECREMENT_NATS = 1.0

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bnn_runner.base import FitContext, Network, Predictive, Task, TaskSpec, TrainingSpec
+from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
 from bnn_runner.hyper import HyperRule
 from bnn_runner.posteriors import Networks
+from bnn_runner.tasks import Task, TaskSpec
 
 
 @dataclass(frozen=True)

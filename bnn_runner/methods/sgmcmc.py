@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, Network, Predictive, Task, TaskSpec, TrainingSpec
+from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
 from bnn_runner.devices import thread_count
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.hyper import HyperRule
@@ -32,6 +32,7 @@ from bnn_runner.mcmc.summary import probe_points, summarise
 from bnn_runner.mcmc.target import LogPosterior
 from bnn_runner.modes import evaluation_mode, true_float32
 from bnn_runner.streams import derive_seed
+from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training import SMALL_STEP
 
 CURVATURE_POINTS = 1024

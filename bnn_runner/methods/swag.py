@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, Likelihood, Network, Predictive, Task, TaskSpec, TrainingSpec
+from bnn_runner.base import FitContext, Likelihood, Network, Predictive, TrainingSpec
 from bnn_runner.batchnorm import CleanInputs, batchnorm_layers, recomputed
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper import HyperRule
@@ -19,6 +19,7 @@ from bnn_runner.posteriors import NetworkDraws, stacked_noise
 from bnn_runner.sharpness import sharpness
 from bnn_runner.streams import generator
 from bnn_runner.swag_collection import PathMoments, Phase, collect
+from bnn_runner.tasks import Task, TaskSpec
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from bnn_runner.base import TaskSpec
 from bnn_runner.errors import UserError
 from bnn_runner.models.layers import StandardisedConv, norm_layer
 from bnn_runner.models.mlp import ACTIVATIONS
+from bnn_runner.tasks import TaskSpec
 
 
 class CNNNetwork(nn.Module):

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import TaskSpec
 from bnn_runner.models.mlp import ACTIVATIONS
+from bnn_runner.tasks import TaskSpec
 
 
 class LeNetNetwork(nn.Module):

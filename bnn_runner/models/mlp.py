@@ -11,9 +11,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import TaskSpec
 from bnn_runner.errors import raise_all
 from bnn_runner.models.layers import BatchNorm, LayerNorm, Linear
+from bnn_runner.tasks import TaskSpec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,

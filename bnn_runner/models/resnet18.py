@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import TaskSpec
 from bnn_runner.errors import UserError
 from bnn_runner.models.layers import norm_layer, rectifier
+from bnn_runner.tasks import TaskSpec
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import TaskSpec
 from bnn_runner.errors import UserError
+from bnn_runner.tasks import TaskSpec
 
 
 def _norm(kind: str, channels: int, groups: int) -> nn.Module:

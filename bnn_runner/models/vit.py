@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import TaskSpec
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.models.layers import TransformerBlock
+from bnn_runner.tasks import TaskSpec
 
 
 class Embedding(nn.Module):

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import TaskSpec
 from bnn_runner.errors import UserError
 from bnn_runner.models.layers import norm_layer
+from bnn_runner.tasks import TaskSpec
 
 
 class Block(nn.Module):

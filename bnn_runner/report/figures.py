@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnn_runner.base import Task
 from bnn_runner.report import style
 from bnn_runner.report.calibration_figures import predicted_and_pit, reliability
 from bnn_runner.report.curve_figures import History, joint_curves, shift_curves, training_curves
 from bnn_runner.report.predictive_figures import bands_1d, decision_map_2d
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
+from bnn_runner.tasks import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bnn_runner.base import Task
 from bnn_runner.evaluation import evaluate
 from bnn_runner.report import style
+from bnn_runner.tasks import Task
 from bnn_runner.variational.posterior import MeanField
 
 if TYPE_CHECKING:

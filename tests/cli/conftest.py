@@ -15,7 +15,7 @@ import bnn_runner
 TOYKIT = """
 from dataclasses import dataclass
 from typing import ClassVar, Literal
-from bnn_runner.base import TaskSpec
+from bnn_runner.tasks import TaskSpec
 from bnn_runner.errors import UserError
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Split, Task, TaskSpec
 from bnn_runner.data.images import PixelScaling
 from bnn_runner.data.splits import Sizes, divide, fingerprint
 from bnn_runner.data.tables import standardise, table_task
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Split, Task, TaskSpec
 
 COLOURS = ("blue", "green", "red")
 

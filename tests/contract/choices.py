@@ -11,9 +11,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from bnn_runner.base import Method, Model, Network, Posterior, Task, model_problems
+from bnn_runner.base import Method, Model, Network, Posterior, model_problems
 from bnn_runner.config import build
 from bnn_runner.hyper import Fixed
+from bnn_runner.tasks import Task
 from tests.numerics.small_problems import context, make_network, make_task
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -13,8 +13,8 @@ import torch
 import yaml
 from hydra.utils import get_class, instantiate
 
-from bnn_runner.base import DataSet, Task
 from bnn_runner.errors import UserError
+from bnn_runner.tasks import DataSet, Task
 
 CONF = Path(__file__).parents[2] / "conf"
 CHOICES = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from bnn_runner.base import Task, TaskSpec, model_problems
+from bnn_runner.base import model_problems
 from bnn_runner.errors import UserError
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.methods.map import MAP
+from bnn_runner.tasks import Task, TaskSpec
 from tests.contract.choices import CONF, MODELS, choices, make, small_model, target, unlike
 from tests.numerics.small_problems import context, make_network, make_task
 

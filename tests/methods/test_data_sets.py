@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bnn_runner.base import TaskSpec
 from bnn_runner.data.digits import Digits
 from bnn_runner.data.gap1d import GAP, Gap1D, smooth_truth
 from bnn_runner.data.hetero1d import Hetero1D
@@ -17,6 +16,7 @@ from bnn_runner.data.tables import standardise, table_task
 from bnn_runner.data.two_moons import TwoMoons
 from bnn_runner.errors import UserError
 from bnn_runner.streams import generator
+from bnn_runner.tasks import TaskSpec
 
 ALL = {"val_fraction": 0.1, "train_size": None, "test_size": None}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bnn_runner.base import Split, TaskSpec, model_problems
+from bnn_runner.base import model_problems
+from bnn_runner.tasks import Split, TaskSpec
 from tests.contract.choices import MODELS, small_model
 
 TOKENS = TaskSpec("made_up_text", "classification", (7,), 2, 0.1, vocabulary=30)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bnn_runner.base import Task
 from bnn_runner.data import curves, uci_classes
 from bnn_runner.data.bundled import Bundled
 from bnn_runner.data.curves import RecordedCurve, beyond
 from bnn_runner.data.made_curves import CURVES, MadeCurve
 from bnn_runner.data.uci_classes import UCIClassification
 from bnn_runner.errors import UserError
+from bnn_runner.tasks import Task
 
 ALL = {"val_fraction": 0.1, "train_size": None, "test_size": None}
 

@@ -32,7 +32,7 @@ from bnn_runner.runner import run
 # A data set from outside the package, with files and checksums of its own: what a user would write.
 FAKESET = """
 from dataclasses import dataclass
-from bnn_runner.base import TaskSpec
+from bnn_runner.tasks import TaskSpec
 from bnn_runner.data.downloads import ensure
 from bnn_runner.data.image_sets import read_idx
 from bnn_runner.data.images import PixelScaling, image_task

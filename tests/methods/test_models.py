@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 
-from bnn_runner.base import TaskSpec
 from bnn_runner.errors import UserError
 from bnn_runner.likelihoods import NoiseRule
 from bnn_runner.linearised.jacobians import Jacobians
@@ -22,6 +21,7 @@ from bnn_runner.models.vit import ViT
 from bnn_runner.models.wide_resnet import WideResNet
 from bnn_runner.priors import Isotropic
 from bnn_runner.schedules import Schedule
+from bnn_runner.tasks import TaskSpec
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
 from tests.contract.choices import MODELS, fitting_task, make, small_model

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bnn_runner.base import LazyInputs, Split
 from bnn_runner.data.images import PixelScaling
 from bnn_runner.data.published_images import PublishedImages
 from bnn_runner.data.shifts import CLEAN, SHIFTS, rotate, shift_problems, shifted
@@ -16,6 +15,7 @@ from bnn_runner.evaluation import evaluate
 from bnn_runner.metrics.shift import Shift
 from bnn_runner.report.curve_figures import shift_curves
 from bnn_runner.streams import generator
+from bnn_runner.tasks import LazyInputs, Split
 from tests.contract.choices import fitted
 
 SCALING = PixelScaling(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))

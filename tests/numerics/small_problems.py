@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, Model, Network, Split, Task, TaskSpec
+from bnn_runner.base import FitContext, Model, Network
 from bnn_runner.hyper import Fixed, HyperRule
 from bnn_runner.likelihoods import Categorical, Gaussian
 from bnn_runner.rework import Rework
 from bnn_runner.schedules import Schedule
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Split, Task, TaskSpec
 
 
 def make_task(

@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, Network, Task
+from bnn_runner.base import FitContext, Network
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.methods.bbb import BBB
 from bnn_runner.models.mlp import MLP
 from bnn_runner.models.resnet20 import ResNet20
 from bnn_runner.schedules import Schedule
+from bnn_runner.tasks import Task
 from bnn_runner.variational.complexity import GaussianPrior, ScaleMixture
 from bnn_runner.variational.fit import Fit, Plan
 from bnn_runner.variational.posterior import MeanField

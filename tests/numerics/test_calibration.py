@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bnn_runner.base import ClosedForm, Posterior, Split, Task
+from bnn_runner.base import ClosedForm, Posterior
 from bnn_runner.calibration import fit_temperature
 from bnn_runner.errors import UserError
 from bnn_runner.evaluation import evaluate
 from bnn_runner.evaluation_store import load, save
 from bnn_runner.likelihoods import Categorical
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Split, Task
 from tests.contract.choices import fitted
 from tests.numerics.small_problems import make_task
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from bnn_runner.base import Network, Task
+from bnn_runner.base import Network
 from bnn_runner.models.cnn import CNN
 from bnn_runner.models.mlp import MLP
+from bnn_runner.tasks import Task
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane
 from tests.contract.choices import METHODS, small_method

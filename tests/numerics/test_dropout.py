@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import Model, Network, TaskSpec, TrainingSpec
+from bnn_runner.base import Model, Network, TrainingSpec
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.likelihoods import Gaussian, NoiseRule
 from bnn_runner.methods.concrete_dropout import ConcreteDropout, ConcreteNoise
@@ -20,6 +20,7 @@ from bnn_runner.models.mlp import MLP
 from bnn_runner.priors import Isotropic
 from bnn_runner.rework import Rework
 from bnn_runner.schedules import Schedule
+from bnn_runner.tasks import TaskSpec
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
 from tests.numerics.small_problems import context, make_network, make_task

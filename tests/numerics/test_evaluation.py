@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bnn_runner import evaluation as module
-from bnn_runner.base import Moments, Split, Task, TaskSpec
+from bnn_runner.base import Moments
 from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.evaluation import evaluate
 from bnn_runner.evaluation_store import FACTS, TENSORS, DamagedEvaluation, load, save
@@ -17,6 +17,7 @@ from bnn_runner.metrics.joint import Joint
 from bnn_runner.metrics.marginal import Marginal
 from bnn_runner.metrics.mixture import log_mixture
 from bnn_runner.predictives import bridge_log_probs, gaussian_log_prob, probit_log_probs, variances
+from bnn_runner.tasks import Split, Task, TaskSpec
 
 
 def rand(*shape, seed=0):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jacrev
 
-from bnn_runner.base import Network, Task
+from bnn_runner.base import Network
 from bnn_runner.cache import NetworkCache
 from bnn_runner.data.hetero1d import Hetero1D
 from bnn_runner.errors import UserError
@@ -29,6 +29,7 @@ from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.mlp import MLP
 from bnn_runner.priors import Isotropic
 from bnn_runner.schedules import Schedule
+from bnn_runner.tasks import Task
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
 from tests.numerics.small_problems import context, make_network, make_task

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp
 
-from bnn_runner.base import Network, TaskSpec
+from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import last_layer_names
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.layers import Attention
+from bnn_runner.tasks import TaskSpec
 from tests.numerics.small_problems import context, make_network, make_task
 
 

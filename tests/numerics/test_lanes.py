@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_runner import lease as leases
-from bnn_runner.base import Model, Network, Task, TaskSpec
+from bnn_runner.base import Model, Network
 from bnn_runner.cache import NetworkCache
 from bnn_runner.errors import Interrupted, UserError
 from bnn_runner.lease import Lease
@@ -29,6 +29,7 @@ from bnn_runner.models.mlp import MLP
 from bnn_runner.priors import Isotropic, Layerwise
 from bnn_runner.schedules import Schedule
 from bnn_runner.streams import derive_seed
+from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training import Diverged, Group
 from bnn_runner.training_state import Lane, Recipe
 from bnn_runner.workplan import Training, Workplan

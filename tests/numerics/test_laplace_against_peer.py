@@ -10,11 +10,12 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
-from bnn_runner.base import Network, Task, TaskSpec
+from bnn_runner.base import Network
 from bnn_runner.hyper import Evidence, Fixed
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.mlp import MLP
+from bnn_runner.tasks import Task, TaskSpec
 from tests.numerics.small_problems import context, make_network, make_task
 
 laplace = pytest.importorskip("laplace", reason="the peer is a test dependency: pip install -e '.[test]'")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 from torch.func import functional_call, jacrev
 
-from bnn_runner.base import Network, Posterior, Task
+from bnn_runner.base import Network, Posterior
 from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation import evaluate
 from bnn_runner.hyper import Choice, Evidence, Fixed, Grid, HyperRule, PrecisionProblem
@@ -32,6 +32,7 @@ from bnn_runner.models.lenet import LeNet
 from bnn_runner.models.mlp import MLP
 from bnn_runner.scoring import Evaluation
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task
 from tests.numerics.small_problems import context, make_network, make_task
 
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from bnn_runner.base import Network, TaskSpec
+from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.hyper import Evidence, Fixed, FixedPoint
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.output_curvature import OutputCurvature
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.mlp import MLP
+from bnn_runner.tasks import TaskSpec
 from tests.numerics.small_problems import context, make_network, make_task
 from tests.numerics.test_laplace_identities import dense_curvature, dense_jacobian, linear_gaussian, problem_of, small
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Network, Task
+from bnn_runner.base import Network
 from bnn_runner.hyper import Evidence, Fixed, FixedPoint
 from bnn_runner.linearised import tangent as tangents
 from bnn_runner.linearised.invariance import scale_invariant
@@ -19,6 +19,7 @@ from bnn_runner.linearised.tangent import TangentModel
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.mlp import MLP
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task
 from tests.numerics.small_problems import context, make_network, make_task
 from tests.numerics.test_laplace_identities import dense_jacobian, linear_gaussian, small
 

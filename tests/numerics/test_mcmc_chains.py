@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, Network, Task
+from bnn_runner.base import FitContext, Network
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.mcmc.chains import ChainBatches
 from bnn_runner.mcmc.diagnostics import effective_draws, rhat
@@ -26,6 +26,7 @@ from bnn_runner.models.mlp import MLP
 from bnn_runner.modes import evaluation_mode
 from bnn_runner.schedules import Schedule
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task
 from tests.numerics.small_problems import context, make_network, make_task
 
 SMALL: dict[str, Any] = {"chains": 3, "length": 12, "keep": 18, "step": 1e-4}

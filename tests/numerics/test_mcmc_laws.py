@@ -12,7 +12,7 @@ from scipy.linalg import solve_discrete_lyapunov
 from scipy.special import polygamma, psi
 from torch import Tensor
 
-from bnn_runner.base import Network, Task
+from bnn_runner.base import Network
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.mcmc.chains import run_hamiltonian
 from bnn_runner.mcmc.checkpoint import Checkpoint
@@ -23,6 +23,7 @@ from bnn_runner.methods.sgmcmc import StochasticGradientMCMC
 from bnn_runner.models.mlp import MLP
 from bnn_runner.schedules import Schedule
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task
 from tests.numerics.small_problems import context, make_network, make_task
 
 SIGMAS = 5

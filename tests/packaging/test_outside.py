@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bnn_runner.base import TaskSpec
+from bnn_runner.tasks import TaskSpec
 from bnn_runner.data.splits import Sizes, divide
 from bnn_runner.data.tables import table_task
 from bnn_runner.streams import generator

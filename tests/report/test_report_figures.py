@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_runner.base import Split, Task, TaskSpec
 from bnn_runner.report.figures import mixture_moments, probability_integral_transform, run_figures
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
+from bnn_runner.tasks import Split, Task, TaskSpec
 
 DRAWS = 8
 HISTORY = [{"epoch": e + 1, "loss": 2.0 / (e + 1), "nll": 1.0 / (e + 1), "lr": 0.1} for e in range(5)]
