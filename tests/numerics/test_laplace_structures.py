@@ -155,7 +155,7 @@ def test_the_sampled_fisher_is_one_and_the_same_however_the_data_are_cut(monkeyp
     task, network = small("classification", num_train=30)
     method = Laplace(structure="kfac", curvature="mc_fisher", fisher_samples=3)
     whole = method.fit(task, [network], context(Fixed()))
-    monkeypatch.setattr(Jacobians, "batch_size", lambda *_: 7)
+    monkeypatch.setattr(Jacobians, "batch_size", lambda *_, **__: 7)
     parts = method.fit(task, [network], context(Fixed()))
     assert whole.report["evidence_nats"] == pytest.approx(parts.report["evidence_nats"], rel=1e-12)
     other = method.fit(task, [network], replace(context(Fixed()), seed=1))

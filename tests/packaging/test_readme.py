@@ -2,7 +2,8 @@
 
 Every line of every ```bash block is a test. A command is checked as it is written (nothing unknown
 in it) and then run with the overrides of SMALLER behind it, so that it takes seconds. Blocks behind
-`<!-- not run: reason -->` are installations, which .ci/run does, and a person's own files, which tests of their own have.
+`<!-- not run: reason -->` are installations, which .ci/run does, or need a
+person's own files, which have tests of their own.
 """
 
 from __future__ import annotations
