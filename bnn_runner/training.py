@@ -204,6 +204,8 @@ class Group:
         begin, end = self.bounds[position]
         order, chosen = self._epoch(epoch)
         x, y = self.data.gather(order[:, begin:end])
+        if position + 1 < per_epoch:
+            self.data.ahead(order[:, slice(*self.bounds[position + 1])])
         if chosen.shape[-1]:
             x = self.recipe.augment(x.flatten(0, 1), chosen[:, begin:end].flatten(0, 1)).view(x.shape)
         lr = self.recipe.schedule.lr_at(state.step, per_epoch)
