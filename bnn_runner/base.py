@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bnn_runner.tasks import Split, Task, TaskSpec
 
 if TYPE_CHECKING:
+    from bnn_runner.augmentation import Augmentation
     from bnn_runner.hyper import HyperRule
     from bnn_runner.rework import Rework
     from bnn_runner.schedules import Schedule
@@ -210,7 +211,7 @@ class Centred(Protocol):
 class FitContext:
     """What a method may use beside the task and the networks.
 
-    `schedule` is that of training, for methods that go on with it or have one of the same kind.
+    `schedule` and `augment` are those of training, for methods that go on with it.
     `progress(stage, done, total)` tells how far the fit is, and raises `Interrupted` when the run is
     to stop. A long fit keeps its state in the file `checkpoint` (written whole, at intervals and on
     `Interrupted`), and goes on from it when the run is started again; the runner removes it at the end.
@@ -221,6 +222,7 @@ class FitContext:
     schedule: Schedule
     checkpoint: Path | None = None
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+    augment: Augmentation | None = None
 
 
 Predictive = Literal["draws", "closed_form", "bridge"]

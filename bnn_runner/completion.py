@@ -87,6 +87,7 @@ def _fit(work: Work, networks: list[Network], session: Session) -> Posterior:
         schedule=work.experiment.schedule,
         checkpoint=work.cell.fit_checkpoint,
         progress=session.step,
+        augment=work.experiment.augment,
     )
     with work.stages.stage("posterior", session.device):
         posterior = work.experiment.method.fit(work.task, networks, context)

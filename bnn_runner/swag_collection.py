@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnn_runner.augmentation import Unchanged
 from bnn_runner.base import FitContext, Network
 from bnn_runner.errors import Interrupted, RunFailed
 from bnn_runner.likelihoods import Gaussian, MeanVariance, Natural, NoiseRule
@@ -94,7 +95,7 @@ class _Same:
 def collect(task: Task, networks: Sequence[Network], phase: Phase, context: FitContext) -> list[PathMoments]:
     """The moments of every network's path: all at once where networks stack, else one after the other.
 
-    The noise of regression stays as the networks bring it. The state is kept in `context.checkpoint`
+    Images are augmented as in training. The noise of regression stays as the networks bring it. The state is kept in `context.checkpoint`
     and gone on from. Raises `RunFailed` when the weights diverge.
     """
     members = list(enumerate(networks))
@@ -141,6 +142,7 @@ def _group(task: Task, members: Sequence[tuple[int, Network]], phase: Phase, con
         prior=_Same(networks[0]),
         noise=_noise_of(networks[0]),
         dtype=like.dtype,
+        augment=context.augment or Unchanged(),
     )
     lanes = [Lane(task, derive_seed(context.seed, "swag", i)) for i, _ in members]
     group = Group(recipe, lanes, like.device)
