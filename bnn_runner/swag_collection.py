@@ -95,8 +95,8 @@ class _Same:
 def collect(task: Task, networks: Sequence[Network], phase: Phase, context: FitContext) -> list[PathMoments]:
     """The moments of every network's path: all at once where networks stack, else one after the other.
 
-    Images are augmented as in training. The noise of regression stays as the networks bring it. The state is kept in `context.checkpoint`
-    and gone on from. Raises `RunFailed` when the weights diverge.
+    Images are augmented as in training. The noise of regression stays as the networks bring it. The
+    state is kept in `context.checkpoint` and gone on from. Raises `RunFailed` when the weights diverge.
     """
     members = list(enumerate(networks))
     group = _group(task, members, phase, context)

@@ -31,6 +31,7 @@ from bnn_runner.models.mlp import MLP
 from bnn_runner.priors import Isotropic
 from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_text
+from bnn_runner.swag_collection import PathMoments
 from bnn_runner.tasks import Split, Task, TaskSpec
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
@@ -61,33 +62,58 @@ class Result:
     pairs: int
 
 
+def _mnist_sized() -> tuple[Task, Group]:
+    """1,280 random points and the engine for MLP 784-400-400-10, batch 128."""
+    g = torch.Generator().manual_seed(0)
+    count = 1280
+    train = Split(
+        torch.randn(count, 784, generator=g), torch.randint(0, 10, (count,), generator=g), torch.arange(count)
+    )
+    few = train.subset(torch.arange(10))
+    spec = TaskSpec("random", "classification", (784,), 10, 0.0)
+    task = Task(spec, train, few, few, {}, "random", torch.zeros(10), torch.ones(10))
+    schedule = Schedule(epochs=1000, batch_size=128, lr=1e-3)
+    model = MLP(hidden=(400, 400), activation="relu")
+    recipe = Recipe(model, schedule, Isotropic(1.0), NoiseRule())
+    return task, Group(recipe, [Lane(task, 0)], torch.device("cpu"))
+
+
 def _bbb(method: BBB) -> Callable[[], object]:
-    """A step of Bayes by Backprop and a step of MAP: MLP 784-400-400-10, batch 128."""
+    """A step of Bayes by Backprop and a step of MAP."""
 
     @contextmanager
     def work() -> Iterator[Pair]:
-        g = torch.Generator().manual_seed(0)
-        count = 1280
-        train = Split(
-            torch.randn(count, 784, generator=g), torch.randint(0, 10, (count,), generator=g), torch.arange(count)
-        )
-        few = train.subset(torch.arange(10))
-        spec = TaskSpec("random", "classification", (784,), 10, 0.0)
-        task = Task(spec, train, few, few, {}, "random", torch.zeros(10), torch.ones(10))
-        schedule = Schedule(epochs=1000, batch_size=128, lr=1e-3)
-        model = MLP(hidden=(400, 400), activation="relu")
-        group = Group(Recipe(model, schedule, Isotropic(1.0), NoiseRule()), [Lane(task, 0)], torch.device("cpu"))
-        fit = method.begin(task, group.network(0), schedule, 0)
+        task, group = _mnist_sized()
+        fit = method.begin(task, group.network(0), group.recipe.schedule, 0)
         with group.at_work(), training_mode(fit.module):
             yield fit.update, group.advance
 
     return work
 
 
+@contextmanager
+def _swag_epoch() -> Iterator[Pair]:
+    """Ten steps with one collection of the weights (an epoch of 1,280 points) and ten steps without."""
+    _, group = _mnist_sized()
+    moments = PathMoments(rank=20)
+
+    def steps() -> None:
+        for _ in range(10):
+            group.advance()
+
+    def epoch() -> None:
+        steps()
+        moments.collect(list(group.state.parameters.values()))
+
+    with group.at_work():
+        yield epoch, steps
+
+
 ROWS = [
     Row("bbb_local", "MAP step", 3.5, _bbb(BBB(estimator="local"))),
     Row("bbb_flipout", "MAP step", float("inf"), _bbb(BBB(estimator="flipout"))),
     Row("bbb_weights", "MAP step", float("inf"), _bbb(BBB(estimator="weights"))),
+    Row("swag_collection", "the epoch without it", 1.05, _swag_epoch),
     Row("bbb_local_mixture", "MAP step", float("inf"), _bbb(BBB(estimator="local", prior="scale_mixture"))),
 ]
 

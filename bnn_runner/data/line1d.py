@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Task, TaskSpec
 from bnn_runner.data.fields import count_problems, noise_problems
 from bnn_runner.data.splits import Sizes, divide
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task, TaskSpec
 
 
 def line(x: Tensor) -> Tensor:
