@@ -45,7 +45,7 @@ COLUMNS = (
     *(f"{name} seconds" for name in METHODS),
     "status",
 )
-NOT_HERE = ("missing", "needs a file of yours")
+NOT_HERE = ("missing", "needs a file of yours", "needs a folder of yours")
 
 
 def main() -> int:

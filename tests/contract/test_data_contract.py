@@ -29,6 +29,7 @@ NO_FILES_NEEDED = {
     "digits",
     "gap1d",
     "hetero1d",
+    "line1d",
     "image_folder",
     "two_moons",
     "wine",

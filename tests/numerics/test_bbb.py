@@ -1,6 +1,6 @@
 """Bayes by Backprop: a linear-Gaussian model where everything is known, unbiased estimators, resuming, pruning.
 
-Each docstring names the bug that the test catches; each was planted once by hand and seen to fail.
+Each docstring names the bug that the test catches.
 """
 
 from __future__ import annotations

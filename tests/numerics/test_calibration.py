@@ -1,4 +1,4 @@
-"""Calibration by one temperature. Each test names the bug that it catches; each was planted once."""
+"""Calibration by one temperature. Each test names the bug that it is meant to catch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout's noise in training and in draws. Each test names the bug that it catches; each was planted once."""
+"""Dropout's noise in training and in draws. Each test names the bug that it is meant to catch."""
 
 from __future__ import annotations
 

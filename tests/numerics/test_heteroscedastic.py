@@ -1,6 +1,6 @@
 """Regression whose noise depends on the input: likelihoods, curvature, and the way through training to scores.
 
-Each docstring names the bug that the test catches; each was planted once by hand and seen to fail.
+Each docstring names the bug that the test catches.
 """
 
 from __future__ import annotations
