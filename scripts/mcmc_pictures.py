@@ -1,0 +1,319 @@
+"""The samplers of method=sgld, sghmc and csgld on three published targets, beside exact values and accepted ranges.
+
+    python scripts/mcmc_pictures.py [--out outputs/results] [--seed 0]
+
+1. SGLD on the posterior of a two-component mixture (Welling & Teh 2011, §5.1), against the exact posterior on a grid.
+2. SGHMC in a double well with noisy gradients (Chen et al. 2014, fig. 1), against quadrature; and the same without
+   friction, which is hotter.
+3. SGLD and cyclical SGLD on 25 Gaussians (Zhang et al. 2020, §5.1): how many modes are found.
+
+Writes mcmc_targets.csv, mcmc_targets.md and a figure of each target. Exit code 1 where a value misses its target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_runner.mcmc.chains import ChainBatches, Chains, Dynamics, run_stochastic
+from bnn_runner.mcmc.checkpoint import Checkpoint
+from bnn_runner.mcmc.dynamics import ChainState, hamiltonian, langevin
+from bnn_runner.mcmc.noise import ChainNoise
+from bnn_runner.mcmc.steps import Cyclical, Polynomial, StepSizes, evenly_kept
+from bnn_runner.report import style
+from bnn_runner.streams import derive_seed
+from bnn_runner.tasks import Split
+
+Gradient = Callable[[Tensor, int], Tensor]
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number beside its exact value, where there is one; it holds where low <= value <= high."""
+
+    target: str
+    sampler: str
+    quantity: str
+    value: float
+    reference: float | None
+    low: float
+    high: float
+
+    @property
+    def holds(self) -> bool:
+        return self.low <= self.value <= self.high
+
+
+def sample(
+    gradient: Gradient, dynamics: Dynamics, start: Tensor, steps: StepSizes, kept: Sequence[int], total: int, seed: int
+) -> Chains:
+    """The product's chains, on a density given by its gradient."""
+    seeds = [derive_seed(seed, "picture", i) for i in range(len(start))]
+    zero = torch.zeros(len(start), dtype=start.dtype)
+    return run_stochastic(
+        lambda w, t: (zero, gradient(w, t)),
+        dynamics,
+        ChainState.at(start),
+        steps,
+        kept,
+        total,
+        1.0,
+        seeds,
+        Checkpoint(None, ""),
+    )
+
+
+# ------------------------------------------------------------------------- 1: the mixture of two
+
+
+def mixture(seed: int, folder: Path) -> list[Row]:
+    """θ₁ ~ N(0, 10), θ₂ ~ N(0, 1), x ~ ½ N(θ₁, 2) + ½ N(θ₁ + θ₂, 2) (variances); 100 points from θ = (0, 1).
+
+    Step sizes, and batches of one point, as published; 16 chains of 10⁵ steps each stand for one of 10⁶.
+    """
+    random = np.random.default_rng(0)
+    second = random.random(100) >= 0.5
+    data = torch.from_numpy(random.standard_normal(100) * math.sqrt(2) + second)
+    batches = ChainBatches(
+        Split(data[:, None], data[:, None], torch.arange(100)), [derive_seed(seed, "data", i) for i in range(16)], 1
+    )
+
+    def gradient(theta: Tensor, t: int) -> Tensor:
+        x = batches.at(t)[0][:, 0, 0]
+        first, both = x - theta[:, 0], x - theta[:, 0] - theta[:, 1]
+        share = torch.sigmoid((first.square() - both.square()) / 4)
+        by_both = share * both
+        likelihood = torch.stack([(1 - share) * first + by_both, by_both], 1) * (100 / 2)
+        return torch.addcmul(likelihood, theta, torch.tensor([-1 / 10, -1.0], dtype=theta.dtype))
+
+    steps, total, burn_in = Polynomial(0.01, 0.0001, 0.55, 1_000_000), 100_000, 5_000
+    kept = evenly_kept(steps, burn_in, total, 9_500)
+    start = torch.zeros(16, 2, dtype=torch.float64)
+    draws = sample(gradient, langevin, start, steps, kept, total, seed).weights
+    weights = torch.softmax(torch.tensor([steps.log_weight(t) for t in kept]), 0).double()
+
+    axes = [torch.linspace(-2.5, 3.5, 601).double(), torch.linspace(-4, 4, 801).double()]
+    one, two = torch.meshgrid(*axes, indexing="ij")
+    log_density = -one.square() / 20 - two.square() / 2
+    for x in data:
+        log_density += torch.logaddexp(-(x - one).square() / 4, -(x - one - two).square() / 4)
+    mass = torch.softmax(log_density.flatten(), 0).reshape(log_density.shape)
+
+    def moments(values: Tensor, mass: Tensor) -> tuple[float, float]:
+        mean = (mass * values).sum()
+        return float(mean), float((mass * (values - mean).square()).sum().sqrt())
+
+    spread = (weights / len(draws)).expand(len(draws), -1)
+    rows = []
+    for i, (name, grid) in enumerate([("theta1", one), ("theta2", two)]):
+        exact, found = moments(grid, mass)[1], moments(draws[..., i], spread)[1]
+        rows.append(Row("two-component mixture", "SGLD", f"sd {name}", found, exact, 0.95 * exact, 1.05 * exact))
+    exact, found = float(mass[two > 0].sum()), float(spread[draws[..., 1] > 0].sum())
+    rows.append(Row("two-component mixture", "SGLD", "P(theta2 > 0)", found, exact, exact - 0.05, exact + 0.05))
+
+    figure, (left, right) = style.new_figure(columns=2, width=4.2, height=3.8)
+    levels = torch.linspace(0.05, 0.95, 7) * float(mass.max())
+    left.contour(*axes, mass.T, levels=levels.tolist(), colors=style.BLUE, linewidths=1)
+    edges = [np.linspace(-1, 2, 90), np.linspace(-3, 3, 90)]
+    counts, _, _ = np.histogram2d(
+        draws[..., 0].flatten(), draws[..., 1].flatten(), bins=edges, weights=spread.flatten()
+    )
+    right.pcolormesh(*edges, counts.T, cmap="Blues")
+    for ax, title in ((left, "exact posterior"), (right, "SGLD, weighted by step size")):
+        style.panel_title(ax, title)
+        ax.set_xlim(-1, 2)
+        ax.set_ylim(-3, 3)
+        ax.set_xlabel("theta1")
+        ax.set_ylabel("theta2")
+    style.title(figure, "Posterior of a two-component mixture")
+    style.save(figure, folder / "mcmc_mixture.png")
+    return rows
+
+
+# ---------------------------------------------------------------------------- 2: the double well
+
+
+def double_well(seed: int, folder: Path) -> list[Row]:
+    """π(x) ∝ exp(2x² − x⁴), gradient noise N(0, 4); Δt 0.1, friction C 3: η = Δt², α = CΔt. 80,000 draws."""
+    lanes, total, every, dt, variance = 100, 40_000, 50, 0.1, 4.0
+    noise = ChainNoise([derive_seed(seed, "well", i) for i in range(lanes)], "gradient", 1, torch.float64, CPU)
+
+    def gradient(x: Tensor, t: int) -> Tensor:
+        return 4 * x - 4 * x**3 + math.sqrt(variance) * noise.at(t)
+
+    with_friction = partial(hamiltonian, friction=3 * dt, gradient_variance=variance)
+    counter = itertools.count()
+
+    def without_friction(state: ChainState, g: Tensor, step: float, temperature: float, z: Tensor) -> ChainState:
+        """Momentum drawn anew each 50 steps, and in between nothing against the gradient's noise."""
+        if next(counter) % every == 0:
+            state = replace(state, momentum=math.sqrt(step) * z)
+        return hamiltonian(state, g, step, temperature, z, friction=0.0)
+
+    grid = torch.linspace(-3, 3, 6001).double()
+    density = torch.exp(2 * grid.square() - grid**4)
+    density /= density.sum()
+    exact_square, exact_middle = float((density * grid.square()).sum()), float(density[grid.abs() < 0.5].sum())
+    figure, (ax,) = style.new_figure(width=6, height=3.8)
+    ax.plot(grid, density / (grid[1] - grid[0]), color=style.BLACK, ls="--", label="exact")
+    steps = Polynomial(dt**2, dt**2, 0.55, total)
+    rows = []
+    for name, dynamics, colour in (
+        ("SGHMC", with_friction, style.BLUE),
+        ("noisy HMC, no friction", without_friction, style.VERMILION),
+    ):
+        start = torch.zeros(lanes, 1, dtype=torch.float64)
+        kept = range(every - 1, total, every)
+        x = sample(gradient, dynamics, start, steps, kept, total, seed).weights[:, 20:].flatten()
+        square, middle = float(x.square().mean()), float((x.abs() < 0.5).double().mean())
+        if dynamics is with_friction:
+            rows.append(
+                Row("double well", name, "E x²", square, exact_square, exact_square - 0.015, exact_square + 0.015)
+            )
+            rows.append(
+                Row(
+                    "double well",
+                    name,
+                    "P(abs x < 0.5)",
+                    middle,
+                    exact_middle,
+                    exact_middle - 0.015,
+                    exact_middle + 0.015,
+                )
+            )
+        else:
+            rows.append(Row("double well", name, "E x² / exact", square / exact_square, None, 1.10, 1.22))
+        ax.hist(x.numpy(), bins=np.linspace(-2.2, 2.2, 90), density=True, histtype="step", color=colour, label=name)
+    ax.set_xlim(-2.2, 2.2)
+    ax.set_xlabel("x")
+    ax.set_ylabel("density")
+    style.title(figure, "Double well, gradient noise of variance 4")
+    style.legend_below(figure, *ax.get_legend_handles_labels())
+    style.save(figure, folder / "mcmc_double_well.png")
+    return rows
+
+
+# ------------------------------------------------------------------------------ 3: 25 Gaussians
+
+
+@dataclass(frozen=True)
+class ConstantThenPolynomial:
+    """ε = first for `constant` steps, then first · (t − constant + 1)^−γ: the plain SGLD of the comparison."""
+
+    first: float
+    constant: int
+    gamma: float
+
+    def at(self, t: int) -> float:
+        return self.first * max(1, t - self.constant + 1) ** -self.gamma
+
+    def samples(self, t: int) -> bool:
+        return True
+
+    def noisy(self, t: int) -> bool:
+        return True
+
+    def log_weight(self, t: int) -> float:
+        return 0.0
+
+
+def gaussians(seed: int, folder: Path) -> list[Row]:
+    """Equal mixture of N(c, 0.03 I), c in {−4, −2, 0, 2, 4}²; gradient noise N(0, 1); 50,000 steps.
+
+    A mode counts as found with at least 100 draws within 0.25 of it. Steps are given there as α = ε/2. Five
+    groups of four chains.
+    """
+    total, groups, size = 50_000, 5, 4
+    side = torch.tensor([-4.0, -2.0, 0.0, 2.0, 4.0])
+    centres = torch.cartesian_prod(side, side)
+    lanes = groups * size
+    noise = ChainNoise([derive_seed(seed, "modes", i) for i in range(lanes)], "gradient", 2, torch.float32, CPU)
+
+    def gradient(x: Tensor, t: int) -> Tensor:
+        towards = centres - x[:, None]
+        share = torch.softmax(-towards.square().sum(-1) / 0.06, -1)
+        return (share[:, None] @ towards)[:, 0] / 0.03 + noise.at(t)
+
+    cyclical = Cyclical(2 * 0.07, 30, total, explore=50 / math.ceil(total / 30), explore_noise=True)
+    start = torch.zeros(lanes, 2)
+    rows, pictures = [], []
+    for name, steps, single, together in (
+        ("SGLD", ConstantThenPolynomial(2 * 0.043, 500, 0.55), (0, 3), (0, 12)),
+        ("cyclical SGLD", cyclical, (15, 25), (25, 25)),
+    ):
+        kept = [t for t in range(total) if steps.samples(t)]
+        draws = sample(gradient, langevin, start, steps, kept, total, seed).weights
+        near = torch.stack([((draws - c).square().sum(-1) < 0.25**2).sum(1) for c in centres], 1)  # [L, 25]
+        alone = float((near >= 100).sum(1).double().mean())
+        joint = float((near.reshape(groups, size, 25).sum(1) >= 100).sum(1).double().mean())
+        rows.append(Row("25 Gaussians", name, "modes found by one chain", alone, None, *single))
+        rows.append(Row("25 Gaussians", name, "modes found by four chains", joint, None, *together))
+        pictures.append((name, draws[0]))
+    figure, panels = style.new_figure(columns=2, width=3.8, height=3.9)
+    for ax, (name, draws) in zip(panels, pictures, strict=True):
+        ax.scatter(*draws[::10].T, s=1, color=style.BLUE, alpha=0.3, lw=0)
+        ax.scatter(*centres.T, s=14, color=style.VERMILION, marker="x", lw=1)
+        style.panel_title(ax, f"{name}, one chain")
+        ax.set_xlim(-5, 5)
+        ax.set_ylim(-5, 5)
+        ax.set_aspect("equal")
+    style.title(figure, "25 Gaussians (crosses: their centres)")
+    style.save(figure, folder / "mcmc_25_gaussians.png")
+    return rows
+
+
+# --------------------------------------------------------------------------------------- tables
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = [
+        "| target | sampler | quantity | value | exact | accepted | holds |",
+        "|---|---|---|--:|--:|---|---|",
+    ]
+    for r in rows:
+        accepted = f"{r.low:.3g} to {r.high:.3g}"
+        exact = "" if r.reference is None else f"{r.reference:.4g}"
+        lines.append(
+            f"| {r.target} | {r.sampler} | {r.quantity} | {r.value:.4g} | {exact} | {accepted} "
+            f"| {'yes' if r.holds else 'NO'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/results"))
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for make in (mixture, double_well, gaussians):
+        start = time.perf_counter()
+        rows += make(arguments.seed, arguments.out)
+        print(f"{make.__name__}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    print(table(rows))
+    (arguments.out / "mcmc_targets.md").write_text(table(rows), encoding="utf-8")
+    with (arguments.out / "mcmc_targets.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*(f.name for f in fields(Row)), "holds"])
+        writer.writerows([*astuple(r), r.holds] for r in rows)
+    return 0 if all(r.holds for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
