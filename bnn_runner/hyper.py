@@ -124,7 +124,7 @@ class Evidence:
 
     family=isotropic: one λ; layerwise: one a group of weights (tensor, or layer where blocks are
     layers); groupwise: one for each scale-invariant group and one for all others (Antorán et al.
-    2022, §4). A λ that runs to `low` or `high`, or a search that meets a value that is not finite,
+    2022). A λ that runs to `low` or `high`, or a search that meets a value that is not finite,
     says so and keeps its start value.
     """
 
@@ -178,7 +178,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """MacKay's re-estimation λ_g ← γ_g / ‖w*_g‖² with γ_g = Tr_g H (H + Λ)⁻¹, until no λ moves (MacKay 1992, §2.4).
+    """MacKay's re-estimation λ_g ← γ_g / ‖w*_g‖² with γ_g = Tr_g H (H + Λ)⁻¹, until no λ moves (MacKay 1992).
 
     Where it settles the derivative of the evidence in every log λ_g, ½ (γ_g − λ_g ‖w*_g‖²), is zero, so it is
     a stationary point of what `Evidence` climbs. family as there. A λ that runs to `low` or `high`,

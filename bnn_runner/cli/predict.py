@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bnn_runner.cli.exits import FAILED, INTERRUPTED, MISTAKE, OK
-from bnn_runner.errors import RunFailed, UserError
+from bnn_runner.cli.exits import guarded
+from bnn_runner.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,21 +32,7 @@ and an interval. Classes: the predicted label, probabilities, entropies. A poste
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 1 where the posterior cannot be fitted, 2 for a user's mistake, 130."""
     arguments = _parser().parse_args(argv)
-    try:
-        predict(arguments)
-    except UserError as error:
-        for problem in error.problems:
-            print(f"bnn-predict: {problem}", file=sys.stderr)
-        return MISTAKE
-    except RunFailed as error:
-        print(f"bnn-predict: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("bnn-predict: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # `bnn-predict ... | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return OK
+    return guarded("bnn-predict", lambda: predict(arguments))
 
 
 def predict(arguments: argparse.Namespace) -> None:

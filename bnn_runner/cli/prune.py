@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from bnn_runner.cli.exits import FAILED, INTERRUPTED, MISTAKE, OK
+from bnn_runner.cli.exits import guarded
 from bnn_runner.cli.predict import find_run
-from bnn_runner.errors import RunFailed, UserError
+from bnn_runner.errors import UserError
 
 _EXAMPLES = """RUN is a run's folder, the hash at its end (or its beginning), or: latest.
 
@@ -27,19 +27,7 @@ run's folder. A posterior that was kept (save_posterior=true) is read; another i
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 1 where the posterior cannot be fitted, 2 for a user's mistake, 130."""
     arguments = _parser().parse_args(argv)
-    try:
-        prune(arguments)
-    except UserError as error:
-        for problem in error.problems:
-            print(f"bnn-prune: {problem}", file=sys.stderr)
-        return MISTAKE
-    except RunFailed as error:
-        print(f"bnn-prune: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("bnn-prune: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    return OK
+    return guarded("bnn-prune", lambda: prune(arguments))
 
 
 def prune(arguments: argparse.Namespace) -> list[Path]:

@@ -48,8 +48,8 @@ CURVES = {
 class MadeCurve:
     """x uniform on a range, and one output.
 
-    bbb_curve: y = x + 0.3 sin 2π(x + e) + 0.3 sin 4π(x + e) + e on [0, 0.5] (Blundell et al. 2015, §5.2).
-    cubic: y = x³ + e on [−4, 4] (Hernández-Lobato & Adams 2015, §5.1). e ~ N(0, `noise`²). The set
+    bbb_curve: y = x + 0.3 sin 2π(x + e) + 0.3 sin 4π(x + e) + e on [0, 0.5] (Blundell et al. 2015).
+    cubic: y = x³ + e on [−4, 4] (Hernández-Lobato & Adams 2015). e ~ N(0, `noise`²). The set
     "far" is what pictures show beyond the range; it has no targets.
     """
 

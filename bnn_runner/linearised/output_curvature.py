@@ -4,7 +4,7 @@ The curvature of the weights is then Σ_n J_nᵀ R_n R_nᵀ J_n, whichever root 
 
 - ggn: the exact B_n = −∂² log p / ∂f², from the likelihood (K or K − 1 columns).
 - mc_fisher: M columns g(y_m)/√M with y_m ~ p(y | f_n) and g the score ∂ log p / ∂f; its expectation is
-  the Fisher, which equals B_n for these likelihoods (Kunstner et al. 2019, §3). M backward passes
+  the Fisher, which equals B_n for these likelihoods (Kunstner et al. 2019). M backward passes
   a batch instead of K, so it is what makes many classes affordable.
 - empirical_fisher: the one column g(y_n) at the observed target. Cheap, and no estimate of B_n.
 """

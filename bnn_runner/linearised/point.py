@@ -53,7 +53,7 @@ def at_tangent_optimum(
 
     v* is a stationary point of the evidence in v, so the derivative in Λ is the partial one at v*
     (envelope theorem), and the joint optimum of v and Λ is what a rule finds that climbs it (Antorán et
-    al. 2022, §3, alternate between the two). The report says how many passes over the data that
+    al. 2022, alternate between the two). The report says how many passes over the data that
     took, what relative gradient is left at the end, and whether it is within `tolerance`.
     """
     sizes = [g.size(tangent.jacobians.sizes()) for g in curvature.groups]

@@ -2,7 +2,7 @@
 
 v* = argmin_v  L_h(v) = Σ_n −log p(y_n | h(x_n, v)) + ½ vᵀΛv, which is convex. A network with
 normalisation layers, or one whose training stopped early, is no stationary point of L_f at w*; the
-evidence of the tangent model is to be taken at v* (Antorán et al. 2022, §3). Weights held at MAP
+evidence of the tangent model is to be taken at v* (Antorán et al. 2022). Weights held at MAP
 stay at w* and have no part in the penalty.
 """
 

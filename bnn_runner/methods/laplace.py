@@ -132,7 +132,7 @@ class Laplace:
             treatment |= dict.fromkeys(group.members, rule_of(structure, jacobians, group))
 
         assert context.hyper is not None
-        few = task.train.gather(torch.arange(min(64, len(task.train))))[0]
+        few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
         invariant = scale_invariant(network, few, names)
 
         def problem_at(at: At) -> PrecisionProblem:

@@ -62,7 +62,7 @@ def curvature_of(posterior: Any, network: Network, precision: float) -> Tensor:
 @pytest.mark.parametrize("bias", ["separate", "joint"])
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_ekfac_is_nearer_to_the_curvature_than_kfac(kind: str, bias: Any) -> None:
-    """In Frobenius norm, on each block (George et al. 2018, Theorem 1). Planted bugs: eigenvalues of another pass, in
+    """In Frobenius norm, on each block (George et al. 2018). Planted bugs: eigenvalues of another pass, in
     the transposed order; a basis that is not KFAC's."""
     task, network = small(kind, num_train=30)
     exact = dense_curvature(task, network)
@@ -119,7 +119,7 @@ class Pooled:
 
 
 def test_reduce_is_exact_for_a_linear_network_with_mean_pooling_and_expand_is_not() -> None:
-    """Eschenhagen et al. (2023), Proposition 2, at N = 1. Planted bugs: inputs summed, derivatives averaged."""
+    """Eschenhagen et al. (2023), at N = 1. Planted bugs: inputs summed, derivatives averaged."""
     task = make_task("classification", (1, 5, 5), 3, num_train=1)
     network = make_network(Pooled(), task)
     exact = dense_curvature(task, network)[:27, :27]
