@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
 def check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"BNN_DEVICE": "cpu", "RESULTS": str(folder / "results")}
+    environment = os.environ | {"BNN_DEVICE": "cpu", "PYTHON": sys.executable, "RESULTS": str(folder / "results")}
     environment.pop("WHEELS", None)
     return subprocess.run(
         ["bash", str(ROOT / "scripts" / "gpu_check.sh"), *words],
