@@ -43,7 +43,7 @@ class ImageFolder:
 
     path/ood/NAME/... are out-of-distribution sets. Images are decoded when a batch needs them, resized
     to `size` x `size` (the shorter side, then the middle is cut out) with `channels` 3 or 1, by
-    `workers` threads. What a training depends on is known by the length and both ends of each file.
+    `workers` threads. What a training depends on is known by the content of each file.
     """
 
     path: str | None

@@ -142,6 +142,19 @@ def test_the_fingerprint_follows_content_and_size(pictures: Path) -> None:
     assert data(pictures).load(Path(), 0).fingerprint != base
 
 
+def test_one_pixel_in_the_middle_of_a_large_plain_image_counts(pictures: Path) -> None:
+    """Planted bug: a digest of both ends of a file, which BMP files of equal length can share."""
+    image = Image.new("RGB", (100, 100), (1, 2, 3))
+    for n in range(2):
+        image.save(pictures / "cat" / f"{n:03}.bmp")
+    task = data(pictures).load(Path(), 0)
+    assert any(path.suffix == ".bmp" for path in task.train.inputs.paths)
+    image.putpixel((50, 50), (9, 9, 9))
+    for n in range(2):
+        image.save(pictures / "cat" / f"{n:03}.bmp")
+    assert data(pictures).load(Path(), 0).fingerprint != task.fingerprint
+
+
 @pytest.mark.parametrize("case", ["no path", "no folder", "one class", "empty class", "train alone", "values"])
 def test_folders_that_cannot_be_are_told(pictures: Path, tmp_path: Path, case: str) -> None:
     made, said = data(pictures), ""
