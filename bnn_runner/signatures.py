@@ -38,6 +38,8 @@ def describe(annotation: Any) -> str:
         return " or ".join(describe(a) for a in get_args(annotation))
     if origin in (list, tuple, Sequence, Iterable):
         inner = [a for a in get_args(annotation) if a is not Ellipsis]
+        if inner and get_origin(inner[0]) is Literal:
+            return "a list out of " + ", ".join(map(str, get_args(inner[0])))
         return f"a list of {describe(inner[0]).removeprefix('a ').removeprefix('an ')}s" if inner else "a list"
     if origin in (dict, Mapping):
         return _NAMES[dict]
@@ -106,6 +108,8 @@ def _convert_sequence(annotation: Any, origin: Any, arguments: Sequence[Any], va
     try:
         items = [convert(arguments[0], v) for v in value] if arguments else list(value)
     except Mismatch as inner:
+        if get_origin(arguments[0]) is Literal:  # the choices are in the description
+            raise Mismatch(f"{describe(annotation)}.{str(inner).partition('.')[2]}") from None
         raise Mismatch(f"{describe(annotation)}; each must be {inner}") from None
     return items if origin is list else tuple(items)
 

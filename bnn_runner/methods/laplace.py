@@ -13,6 +13,7 @@ from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
 from bnn_runner.errors import RunFailed, raise_all
 from bnn_runner.hyper import HyperRule, PrecisionProblem
 from bnn_runner.linearised.algebra import Repairs
+from bnn_runner.linearised.basis import Basis, HeldKind, basis
 from bnn_runner.linearised.evidence import Curvature, log_evidence, validation_logliks
 from bnn_runner.linearised.full import bytes_needed
 from bnn_runner.linearised.invariance import scale_invariant
@@ -20,7 +21,7 @@ from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.linearised.newton import newton_decrement
 from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
 from bnn_runner.linearised.point import At, Mode, Point, at_network, at_tangent_optimum
-from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace, last_layer_names
+from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace
 from bnn_runner.linearised.structures import Fit, Structure, rule_of
 from bnn_runner.linearised.tangent import TangentModel
 from bnn_runner.modes import true_float32
@@ -38,11 +39,12 @@ class Laplace:
     smaller side has at most 3,000 rows, else kfac). curvature: ggn (exact), mc_fisher (with
     `fisher_samples` sampled targets a point) or empirical_fisher. sharing: how Kronecker factors
     treat the positions of a convolution, expand or reduce. bias: separate blocks, or joint with the
-    weight's Kronecker factors. weights: all or last_layer; the rest stay at their MAP values. norm: scale and
-    shift of norm layers have a block of their own, or are held at MAP. predict: draws of the tangent
-    model; closed_form (exact Gaussian; probit for classes); bridge (classes); network (draws
-    through the network itself, for comparison). mode: network takes the evidence at w*; tangent at
-    the tangent model's own optimum v*, found to a relative gradient of `tangent_tolerance` within
+    weight's Kronecker factors. weights: all or last_layer; the rest stay at their MAP values. hold: the
+    kinds of weights that stay there too (norm, bias, embedding, attention; see `kinds_of`); those that
+    do not have a block of their own, as the treatment says. predict: draws of the tangent model;
+    closed_form (exact Gaussian; probit for classes); bridge (classes); network (draws through the
+    network itself, for comparison). mode: network takes the evidence at w*; tangent at the tangent
+    model's own optimum v*, found to a relative gradient of `tangent_tolerance` within
     `tangent_passes` passes over the data; auto is tangent where that is reached, else network. The
     predictive mean is f(x, w*) in all of them.
     """
@@ -53,7 +55,7 @@ class Laplace:
     sharing: Literal["expand", "reduce"] = "expand"
     bias: Literal["separate", "joint"] = "separate"
     weights: Literal["all", "last_layer"] = "all"
-    norm: Literal["block", "map"] = "block"
+    hold: tuple[HeldKind, ...] = ()
     predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
     mode: Mode = "network"
     tangent_tolerance: float = 1e-7
@@ -106,7 +108,7 @@ class Laplace:
     def settled(self, task: Task, network: Network) -> Laplace:
         if self.structure != "auto":
             return self
-        return replace(self, structure=self._structure(task, Jacobians(network, self._basis(network, task)[0])))
+        return replace(self, structure=self._structure(task, Jacobians(network, self._basis(network, task).names)))
 
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> LinearisedLaplace | NetworkLaplace:
         network = networks[0]
@@ -114,7 +116,8 @@ class Laplace:
             return self._fit(task, network, context)
 
     def _fit(self, task: Task, network: Network, context: FitContext) -> LinearisedLaplace | NetworkLaplace:
-        names, treatment = self._basis(network, task)
+        chosen = self._basis(network, task)
+        names, treatment = chosen.names, dict(chosen.treatment)
         jacobians = Jacobians(network, names)
         jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
         repairs = Repairs()
@@ -149,7 +152,7 @@ class Laplace:
         point = self._point(TangentModel(task, jacobians), curvature, problem_at, context.hyper)
         precisions, gaussian = point.choice.precisions, curvature.gaussian(point.choice.precisions)
         decrement = newton_decrement(task, jacobians, curvature.groups, precisions, gaussian)
-        notes = [*point.choice.notes, *point.notes]
+        notes = [*chosen.notes, *point.choice.notes, *point.notes]
         if decrement > DECREMENT_NATS and point.mode == "network":
             notes.append(
                 f"the weights are {decrement:.2g} nats (Newton decrement) from the optimum of the log posterior under "
@@ -162,7 +165,7 @@ class Laplace:
             "weights_in_basis": sum(jacobians.sizes().values()),
             "mode": point.mode,
             "evidence_nats": point.evidence,
-            "evidence_over": "all weights" if self.weights == "all" else "last-layer weights",
+            "evidence_over": chosen.described,
             "train_loglik_nats": point.loglik,
             "newton_decrement_nats": decrement,
             "scale_invariant": list(invariant),
@@ -199,23 +202,8 @@ class Laplace:
                 return point
         return at_network(tangent, curvature, problem_at, rule)
 
-    def _basis(self, network: Network, task: Task) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Names of the tensors in the basis, and every tensor's treatment (those of the basis are told later)."""
-        names = tuple(network.parameters)
-        if self.weights == "last_layer":
-            x, _ = task.train.gather(torch.arange(min(2, len(task.train))))
-            names = last_layer_names(network, x)
-        treatment = dict.fromkeys(network.parameters, "held at MAP (outside the basis)")
-        if self.norm == "map":
-            everything = Jacobians(network)
-            held = {n for n in names if everything.rule(n) == "norm"}
-            treatment |= dict.fromkeys(held, "held at MAP (method.norm=map)")
-            names = tuple(n for n in names if n not in held)
-        if not names:
-            raise RunFailed(
-                "no weight is left for the posterior: method.weights and method.norm hold all of them at MAP."
-            )
-        return names, treatment
+    def _basis(self, network: Network, task: Task) -> Basis:
+        return basis(network, task, self.weights, self.hold)
 
     def _structure(self, task: Task, jacobians: Jacobians) -> Structure:
         if self.structure != "auto":

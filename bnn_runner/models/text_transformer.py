@@ -13,7 +13,7 @@ from bnn_runner.models.layers import TransformerBlock
 from bnn_runner.tasks import TaskSpec
 
 
-class Positions(nn.Module):
+class PositionEmbedding(nn.Module):
     """x + p with a learned p for each place."""
 
     def __init__(self, tokens: int, width: int) -> None:
@@ -34,7 +34,7 @@ class TextTransformerNetwork(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
-        self.positions = Positions(tokens, width)
+        self.positions = PositionEmbedding(tokens, width)
         self.blocks = nn.ModuleList(TransformerBlock(width, heads, 2 * width) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.out = nn.Linear(width, num_outputs)

@@ -558,7 +558,7 @@ def test_last_layer_and_held_weights_do_not_move() -> None:
     last = Laplace(structure="full", weights="last_layer").fit(task, [network], context(Fixed()))
     assert {n for n, rule in last.treatment.items() if "held" not in rule} == {"out.weight", "out.bias"}
     assert set(last.treatment) == set(network.parameters)
-    held = Laplace(structure="kfac", norm="map").fit(task, [network], context(Fixed()))
+    held = Laplace(structure="kfac", hold=("norm",)).fit(task, [network], context(Fixed()))
     assert {n for n, rule in held.treatment.items() if "held" in rule} == {"norms.0.weight", "norms.0.bias"}
     features = torch.nn.functional.layer_norm(
         task.test.inputs @ network.parameters["hidden.0.weight"].T + network.parameters["hidden.0.bias"], (5,)
