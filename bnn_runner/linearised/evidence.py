@@ -45,11 +45,14 @@ def log_likelihood(task: Task, network: Network, batch_size: int = 1024) -> floa
     return total - len(task.train) * float(wide(task.target_scale).log().sum())
 
 
-def squared_norms(network: Network, groups: Sequence[Group]) -> Tensor:
-    """‖w*_g‖² of each group, [T] float64."""
-    return torch.stack(
-        [torch.stack([wide(network.parameters[n]).square().sum() for n in g.members]).sum() for g in groups]
-    ).cpu()
+def squared_norms(jacobians: Jacobians, groups: Sequence[Group]) -> Tensor:
+    """‖w*_g‖² of each group's weights in the basis, [T] float64."""
+    network = jacobians.network
+
+    def square(name: str) -> Tensor:
+        return jacobians.part(name, wide(network.parameters[name])).square().sum()
+
+    return torch.stack([torch.stack([square(n) for n in g.members]).sum() for g in groups]).cpu()
 
 
 def log_evidence(loglik: float, squares: Tensor, curvature: Curvature, precisions: Tensor) -> Tensor:

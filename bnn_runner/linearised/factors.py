@@ -123,3 +123,12 @@ class Looked:
 
 
 TensorJacobian = Factored | Dense | Looked
+
+
+def entries(jacobian: TensorJacobian, index: Tensor) -> Dense:
+    """The Jacobian with respect to the weights at `index` [n] of the tensor alone; a wide one is not formed for few."""
+    if isinstance(jacobian, Factored) and len(index) * jacobian.inputs.shape[-1] < jacobian.size:
+        width = jacobian.inputs.shape[1]
+        inputs, grads = jacobian.inputs[:, index % width], jacobian.grads[:, :, index // width]
+        return Dense(torch.einsum("bnt,bcnt->bcn", inputs, grads))
+    return Dense(jacobian.dense()[..., index])

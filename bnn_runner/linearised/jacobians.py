@@ -27,7 +27,7 @@ from torch.func import functional_call, vmap
 
 from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed
-from bnn_runner.linearised.factors import FLOATS_AT_ONCE, Dense, Factored, Looked, TensorJacobian, forms_dense
+from bnn_runner.linearised.factors import FLOATS_AT_ONCE, Dense, Factored, Looked, TensorJacobian, entries, forms_dense
 from bnn_runner.modes import evaluation_mode, plain_attention, true_float32
 from bnn_runner.streams import generator
 
@@ -71,6 +71,8 @@ class _Visit:
 class Jacobians:
     """Jacobians of a network with respect to the parameter tensors `names`, at its trained weights.
 
+    With `chosen` [n] (places in the flattened tensor) only these weights of a tensor are in the basis.
+
     Linear and convolution layers (ungrouped, zero padding) are handled in factored form, embeddings
     by the rows that were looked up; batch-, layer- and groupnorm from their normalised input; any
     other parameter by reverse-mode derivatives of each point. So is one whose structured form is not
@@ -80,9 +82,12 @@ class Jacobians:
     from call to call.
     """
 
-    def __init__(self, network: Network, names: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, network: Network, names: tuple[str, ...] | None = None, chosen: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.network = network
         self.names = tuple(network.parameters) if names is None else names
+        self.chosen: Mapping[str, Tensor] = chosen or {}
         self._owners: dict[str, nn.Module] = {}
         self._plain: set[str] = set()
         self._positions: dict[str, int] = {}
@@ -96,11 +101,11 @@ class Jacobians:
     def state(self) -> dict[str, Any]:
         """What makes the same object again, with what it has learned of its layers (`posterior_store.Saves`)."""
         learned = {"plain": sorted(self._plain), "positions": dict(self._positions)}
-        return {"network": self.network, "names": self.names, **learned}
+        return {"network": self.network, "names": self.names, "chosen": dict(self.chosen), **learned}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Jacobians:
-        made = cls(state["network"], state["names"])
+        made = cls(state["network"], state["names"], state["chosen"])
         made._plain, made._positions = set(state["plain"]), dict(state["positions"])
         return made
 
@@ -114,8 +119,23 @@ class Jacobians:
         return "matrix" if name.endswith("weight") else "bias"
 
     def sizes(self) -> dict[str, int]:
-        """Numbers in each tensor of the basis."""
-        return {name: self.network.parameters[name].numel() for name in self.names}
+        """Weights of each tensor that are in the basis."""
+        whole = self.network.parameters
+        return {name: len(self.chosen[name]) if name in self.chosen else whole[name].numel() for name in self.names}
+
+    def part(self, name: str, values: Tensor) -> Tensor:
+        """Those of `values`, of the tensor's shape, that belong to weights of the basis: [P_t]."""
+        flat = values.flatten()
+        return flat[self.chosen[name].to(flat.device)] if name in self.chosen else flat
+
+    def moved(self, delta: Tensor) -> dict[str, Tensor]:
+        """Parameters and buffers at w* + δ for δ [P], every tensor of the basis one after the other."""
+        moved = {}
+        for name, step in zip(self.names, delta.split(list(self.sizes().values())), strict=True):
+            centre = self.network.parameters[name]
+            index = self.chosen.get(name, torch.arange(centre.numel(), device=centre.device))
+            moved[name] = centre.flatten().index_add(0, index, step.to(centre)).view_as(centre)
+        return self.network.tensors | moved
 
     def learn_shapes(self, x: Tensor) -> None:
         """A few points through the network: the positions of each layer (batch sizes depend on them) and the check."""
@@ -132,8 +152,8 @@ class Jacobians:
     def _floats_per_point(self, directions: int, use: Literal["any", "factors"] | int) -> int:
         """Numbers a point needs in the widest layer: its Jacobian (or its factors) and its patches."""
         widest = 1
-        for name, size in self.sizes().items():
-            positions = self._positions.get(name, 0)
+        for name in self.names:
+            size, positions = self.network.parameters[name].numel(), self._positions.get(name, 0)
             rule = self.rule(name)
             if rule == "matrix" and positions:
                 outputs = self.network.parameters[name].shape[0]
@@ -160,7 +180,10 @@ class Jacobians:
             if root is None
             else root(values)
         )
-        return BatchJacobians(values, self._all(outputs, visits, x, root_values))
+        made = self._all(outputs, visits, x, root_values)
+        return BatchJacobians(
+            values, {n: entries(j, self.chosen[n]) if n in self.chosen else j for n, j in made.items()}
+        )
 
     def _visited(self, x: Tensor) -> tuple[Tensor, dict[nn.Module, list[_Visit]]]:
         """Outputs with their graph, and every call of the modules with structure."""

@@ -46,5 +46,5 @@ def newton_decrement(
     for group, precision in zip(groups, precisions.tolist(), strict=True):
         for name in group.members:
             gradient[name] += precision * wide(network.parameters[name])
-    flat = torch.cat([g.flatten() for g in gradient.values()])
+    flat = torch.cat([jacobians.part(name, g) for name, g in gradient.items()])
     return 0.5 * float(flat @ gaussian.product(flat.unsqueeze(0))[0])

@@ -37,7 +37,7 @@ def at_network(
 ) -> Point:
     """Everything at the trained weights w*."""
     network = tangent.jacobians.network
-    loglik, squares = log_likelihood(tangent.task, network), squared_norms(network, curvature.groups)
+    loglik, squares = log_likelihood(tangent.task, network), squared_norms(tangent.jacobians, curvature.groups)
     return _chosen("network", rule, problem_at(lambda _: (loglik, squares)), loglik)
 
 

@@ -94,9 +94,8 @@ class SampledNetworks:
     Buffers (running statistics) stay those of w*.
     """
 
-    network: Network
+    jacobians: Jacobians
     gaussian: WeightGaussian
-    sizes: Mapping[str, int]
     seed: int
     start: int
     stop: int
@@ -104,7 +103,7 @@ class SampledNetworks:
 
     @property
     def likelihood(self) -> Likelihood:
-        return self.network.likelihood
+        return self.jacobians.network.likelihood
 
     @property
     def log_weights(self) -> Tensor:
@@ -112,7 +111,7 @@ class SampledNetworks:
 
     @property
     def floats_per_draw(self) -> int:
-        return self.network.num_parameters
+        return self.jacobians.network.num_parameters
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -124,14 +123,9 @@ class SampledNetworks:
     def __call__(self, x: Tensor) -> Tensor:
         """[S, B, K]."""
         if not self._kept:
-            weights = []
-            for row in self.gaussian.sample(self.seed, self.start, self.stop):
-                moved = {}
-                for name, delta in zip(self.sizes, row.split(list(self.sizes.values())), strict=True):
-                    centre = self.network.parameters[name]
-                    moved[name] = centre + delta.to(centre).reshape(centre.shape)
-                weights.append(self.network.tensors | moved)
-            self._kept.append(NetworkDraws(self.network.module, tuple(weights)))
+            rows = self.gaussian.sample(self.seed, self.start, self.stop)
+            weights = tuple(self.jacobians.moved(row) for row in rows)
+            self._kept.append(NetworkDraws(self.jacobians.network.module, weights))
         return self._kept[0](x)
 
 
@@ -158,7 +152,7 @@ class NetworkLaplace:
     finite: bool = False
 
     def draws(self, num_draws: int, seed: int) -> SampledNetworks:
-        return SampledNetworks(self.jacobians.network, self.gaussian, self.jacobians.sizes(), seed, 0, num_draws)
+        return SampledNetworks(self.jacobians, self.gaussian, seed, 0, num_draws)
 
 
 @dataclass(frozen=True)

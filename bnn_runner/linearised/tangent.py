@@ -72,7 +72,7 @@ class TangentModel:
 
     def __post_init__(self) -> None:
         parameters = self.jacobians.network.parameters
-        self.centre = torch.cat([wide(parameters[n]).flatten() for n in self.jacobians.names])
+        self.centre = torch.cat([self.jacobians.part(n, wide(parameters[n])) for n in self.jacobians.names])
         self.likelihood = self.jacobians.network.likelihood
 
     def _pieces(self) -> Iterator[_Piece]:

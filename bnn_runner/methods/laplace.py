@@ -117,12 +117,11 @@ class Laplace:
 
     def _fit(self, task: Task, network: Network, context: FitContext) -> LinearisedLaplace | NetworkLaplace:
         chosen = self._basis(network, task)
-        names, treatment = chosen.names, dict(chosen.treatment)
-        jacobians = Jacobians(network, names)
-        jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
-        repairs = Repairs()
-        structure = self._structure(task, jacobians)
-        curvature = Fit(
+        return self.over(chosen, Jacobians(network, chosen.names), task, context)
+
+    def passes(self, jacobians: Jacobians, task: Task, context: FitContext, repairs: Repairs) -> Fit:
+        """The fits over the training set that make a curvature of these settings, in whichever structure."""
+        return Fit(
             task,
             jacobians,
             OutputCurvature(self.curvature, self.fisher_samples, context.seed),
@@ -130,13 +129,24 @@ class Laplace:
             self.bias == "joint",
             repairs,
             context.progress,
-        )(structure)
+        )
+
+    def over(
+        self, chosen: Basis, jacobians: Jacobians, task: Task, context: FitContext
+    ) -> LinearisedLaplace | NetworkLaplace:
+        """The posterior over the chosen weights, whose Jacobians are given. Gradients off, true float32."""
+        network, names, treatment = jacobians.network, chosen.names, dict(chosen.treatment)
+        jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
+        repairs = Repairs()
+        structure = self._structure(task, jacobians)
+        curvature = self.passes(jacobians, task, context, repairs)(structure)
         for group in curvature.groups:
             treatment |= dict.fromkeys(group.members, rule_of(structure, jacobians, group))
 
         assert context.hyper is not None
         few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
-        invariant = scale_invariant(network, few, names)
+        # A part of a tensor can be scaled by itself: that no normalisation takes out again.
+        invariant = () if jacobians.chosen else scale_invariant(network, few, names)
 
         def problem_at(at: At) -> PrecisionProblem:
             return PrecisionProblem(

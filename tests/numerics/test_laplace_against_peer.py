@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from bnn_runner.base import Network
 from bnn_runner.hyper import Evidence, Fixed
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.methods.laplace import Laplace
+from bnn_runner.methods.laplace_subnetwork import LaplaceSubnetwork
 from bnn_runner.models.mlp import MLP
 from bnn_runner.tasks import Task, TaskSpec
 from tests.numerics.small_problems import context, make_network, make_task
+from tests.numerics.test_laplace_identities import places
 
 laplace = pytest.importorskip("laplace", reason="the peer is a test dependency: pip install -e '.[test]'")
 CurvlinopsGGN = pytest.importorskip("laplace.curvature").CurvlinopsGGN
@@ -153,6 +156,37 @@ def test_the_evidence_optimum_agrees(structure: str) -> None:
             < at_optimum
         )
     assert posterior.report["evidence_nats"] == pytest.approx(at_optimum, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("structure", ["full", "diag"])
+@pytest.mark.parametrize("case", CASES)
+def test_subnetworks_agree(case: str, structure: Any) -> None:
+    """The same weights chosen, then as above. Planted bugs: another order of tensors; the penalty of all weights."""
+    task, network, peer_net = _setup(case)
+    posterior = LaplaceSubnetwork(num_weights=20, structure=structure).fit(task, [network], context())
+    peer = _subnetwork_peer(task, network, peer_net, structure)
+    assert torch.equal(peer.backend.subnetwork_indices.sort().values, places(network, posterior.jacobians))
+    shift = len(task.train) * float(task.target_scale.log().sum())
+    evidence = float(peer.log_marginal_likelihood()) - shift
+    assert posterior.report["evidence_nats"] == pytest.approx(evidence, rel=1e-5)
+    moments = posterior.moments(task.test.inputs)
+    _, covariance = peer._glm_predictive_distribution(task.test.inputs)
+    expected = covariance.detach().reshape(moments.covariance.shape)
+    torch.testing.assert_close(moments.covariance, expected, rtol=1e-5, atol=1e-9)
+
+
+def _subnetwork_peer(task: Task, network: Network, peer_net: nn.Module, structure: str) -> Any:
+    """The peer over the 20 weights that it finds to have the largest variance under its own diagonal Laplace."""
+    noise = float(network.likelihood.log_noise.exp()) if isinstance(network.likelihood, Gaussian) else 1.0
+    settings = {"prior_precision": 0.7, "sigma_noise": noise, "backend": CurvlinopsGGN}
+    loader = DataLoader(TensorDataset(task.train.inputs, task.train.targets), batch_size=len(task.train))
+    diagonal = laplace.DiagLaplace(peer_net, task.spec.kind, **settings)
+    index = laplace.utils.subnetmask.LargestVarianceDiagLaplaceSubnetMask(peer_net, 20, diagonal).select(loader)
+    kind = {"full": laplace.subnetlaplace.FullSubnetLaplace, "diag": laplace.subnetlaplace.DiagSubnetLaplace}[structure]
+    peer = kind(peer_net, task.spec.kind, subnetwork_indices=index, **settings)
+    peer.fit(loader)
+    return peer
 
 
 def test_functional_call_reference() -> None:

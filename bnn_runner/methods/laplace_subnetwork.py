@@ -1,0 +1,132 @@
+"""Linearised Laplace over some single weights of the network, the rest held at MAP (Daxberger et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+
+from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.errors import raise_all
+from bnn_runner.hyper import HyperRule
+from bnn_runner.linearised.algebra import Repairs
+from bnn_runner.linearised.basis import Basis
+from bnn_runner.linearised.blocks import BlockCurvature
+from bnn_runner.linearised.jacobians import Jacobians
+from bnn_runner.linearised.output_curvature import Kind
+from bnn_runner.linearised.point import Mode
+from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace
+from bnn_runner.linearised.subnetwork import Chosen, Select, candidate_names, choose
+from bnn_runner.methods.laplace import Laplace
+from bnn_runner.modes import true_float32
+from bnn_runner.tasks import Task, TaskSpec
+
+
+@dataclass(frozen=True)
+class LaplaceSubnetwork:
+    """N(w*, (H_S + Λ_S)⁻¹) over a set S of single weights; the evidence is over these weights alone.
+
+    num_weights: how many weights, a share of them (a number below 1), or all (null), of the candidates.
+    modules: the modules or tensors by name whose weights are candidates; none named, all are. select:
+    largest_variance takes those with the largest marginal variance under a diagonal Laplace (a pass
+    over the data of its own), random takes them by the seed. structure: the curvature over the chosen
+    weights, full or diag. The other keys are those of `Laplace`.
+    """
+
+    num_weights: int | float | None = 1000
+    select: Select = "largest_variance"
+    modules: tuple[str, ...] = ()
+    structure: Literal["full", "diag"] = "full"
+    curvature: Kind = "ggn"
+    fisher_samples: int = 1
+    predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
+    mode: Mode = "network"
+    tangent_tolerance: float = 1e-7
+    tangent_passes: int = 2000
+    finite: ClassVar[bool] = False
+    uses_hyper: ClassVar[bool] = True
+    cites: ClassVar[tuple[str, ...]] = ("mackay1992", "khan2019", "immer2021", "daxberger2021subnetwork")
+
+    def __post_init__(self) -> None:
+        problems = []
+        share = isinstance(self.num_weights, float)
+        if self.num_weights is not None and not (0 < self.num_weights < 1 if share else self.num_weights >= 1):
+            problems.append(
+                f"method.num_weights={self.num_weights} chooses no weights. It is a whole number of weights (1 or "
+                "more), a share of them (between 0 and 1), or null for all candidates."
+            )
+        if self.num_weights is None and not self.modules:
+            problems.append(
+                "method.num_weights=null without method.modules chooses every weight. Name modules, give a number, or "
+                "use method=laplace_full."
+            )
+        raise_all(problems)
+        self._laplace()  # which refuses what it cannot be
+
+    def _laplace(self) -> Laplace:
+        """The posterior's other settings, as one over all weights has them."""
+        return Laplace(
+            structure=self.structure,
+            curvature=self.curvature,
+            fisher_samples=self.fisher_samples,
+            predict=self.predict,
+            mode=self.mode,
+            tangent_tolerance=self.tangent_tolerance,
+            tangent_passes=self.tangent_passes,
+        )
+
+    @property
+    def predictive(self) -> Predictive:
+        return self._laplace().predictive
+
+    def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
+        return self._laplace().problems(spec, hyper)
+
+    def needs(self) -> list[TrainingSpec]:
+        return [TrainingSpec(0)]
+
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> LinearisedLaplace | NetworkLaplace:
+        network = networks[0]
+        with true_float32(), torch.no_grad():
+            chosen = self._chosen(task, network, context)
+            jacobians = Jacobians(network, tuple(chosen.places), chosen.places)
+            held = dict.fromkeys(network.parameters, "held at MAP (outside the basis)")
+            words = f"{chosen.size} of {network.num_parameters} weights, {self._words(chosen)}"
+            notes: tuple[str, ...] = ()
+            if chosen.never_reached:
+                notes = (
+                    f"{chosen.never_reached} weights move no output of a training point (dead pixels or units); they "
+                    "are held at MAP",
+                )
+            posterior = self._laplace().over(Basis(jacobians.names, words, held, notes), jacobians, task, context)
+        whole = {name: network.parameters[name].numel() for name in chosen.places}
+        treatment = {
+            name: f"{rule} over {len(chosen.places[name])} of its {whole[name]} weights, the rest held at MAP"
+            if name in whole
+            else rule
+            for name, rule in posterior.treatment.items()
+        }
+        report = {
+            **posterior.report,
+            "subnetwork": self._words(chosen),
+            "subnetwork_never_reached": chosen.never_reached,
+        }
+        return replace(posterior, report=report, treatment=treatment)
+
+    def _words(self, chosen: Chosen) -> str:
+        among = f" in {', '.join(self.modules)}" if self.modules else ""
+        if chosen.size == chosen.candidates:
+            return f"all{among}"
+        return f"{'of largest marginal variance' if self.select == 'largest_variance' else 'at random'}{among}"
+
+    def _chosen(self, task: Task, network: Network, context: FitContext) -> Chosen:
+        names = candidate_names(network, self.modules)
+        diagonal = None
+        if self.select == "largest_variance":
+            everything = Jacobians(network, names)
+            found = self._laplace().passes(everything, task, context, Repairs())("diag")
+            assert isinstance(found, BlockCurvature)
+            diagonal = {g.name: b.spectrum for g, b in zip(found.groups, found.blocks, strict=True)}
+        return choose(network, names, self.num_weights, self.select, diagonal, context.seed)
