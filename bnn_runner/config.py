@@ -313,6 +313,8 @@ def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Set
         problems += method.problems(spec, hyper)
         if noise is not None:
             problems += noise.problems(spec, method.predictive)
+        if method.uses_hyper and noise is not None and getattr(hyper, "noise", "trained") == "evidence":
+            problems += noise.problems_by_evidence()
         if method.uses_hyper and getattr(hyper, "needs_validation", False) and spec.val_fraction == 0:
             problems.append(
                 f"hyper={choices.get('hyper')} chooses on validation data, and data.val_fraction=0 leaves none."

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bnn_runner.ascent import maximise
 from bnn_runner.errors import UserError, raise_all
+from bnn_runner.weightwise import each_weight
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class PrecisionProblem:
     log-likelihood of the validation part for each of several precisions [T];
     `effective_dimensions` are Tr_g H (H + Λ)⁻¹, [T], and `squares` the squared norms ‖w_g‖² [T] of
     the weights that the evidence is taken at, which may depend on the precisions; `invariant` names the
-    groups whose scale a normalisation layer takes out again.
+    groups whose scale a normalisation layer takes out again. `diagonal` is H itself [P] where it is
+    diagonal: then each weight may have a precision of its own, and all of the above also take
+    precisions [P] (and give terms [P]); `sizes` are the numbers of weights of the groups.
     """
 
     names: tuple[str, ...]
@@ -37,11 +40,13 @@ class PrecisionProblem:
     effective_dimensions: Callable[[Tensor], Tensor]
     squares: Callable[[Tensor], Tensor]
     invariant: tuple[str, ...] = ()
+    diagonal: Tensor | None = None
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen precisions [T], facts for the row, and what a reader should be told."""
+    """The chosen precisions [T] (or [P], one a weight), facts for the row, and what a reader should be told."""
 
     precisions: Tensor
     report: dict[str, Any]
@@ -56,11 +61,20 @@ class HyperRule(Protocol):
     def choose(self, problem: PrecisionProblem) -> Choice: ...
 
 
+def family_of(rule: HyperRule) -> str:
+    """The family a rule chooses in; isotropic for one that has no such key."""
+    return str(getattr(rule, "family", "isotropic"))
+
+
 @dataclass(frozen=True)
 class Fixed:
-    """The training prior as it is, or `precision` for every weight."""
+    """The training prior as it is, or `precision` for every weight.
+
+    family=g: the neural g-prior λ diag(H)/N with λ = `precision`; null is 1, the information of one point.
+    """
 
     precision: float | None = None
+    family: Literal["isotropic", "g"] = "isotropic"
     needs_validation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -81,9 +95,11 @@ class Fixed:
 class Grid:
     """`num` precisions from `low` to `high`, spaced in the logarithm; the best validation log-likelihood wins.
 
-    One precision for every weight. Scores that are not finite are left out and counted.
+    One precision for every weight, or with family=g the one λ of the neural g-prior λ diag(H)/N.
+    Scores that are not finite are left out and counted.
     """
 
+    family: Literal["isotropic", "g"] = "isotropic"
     low: float = 1e-4
     high: float = 1e4
     num: int = 17
@@ -115,7 +131,8 @@ class Grid:
         return Choice(torch.full_like(problem.start, float(values[best])), report, notes)
 
 
-Family = Literal["isotropic", "layerwise", "groupwise"]
+Noise = Literal["trained", "evidence"]
+Family = Literal["isotropic", "layerwise", "groupwise", "parameter", "g"]
 
 
 @dataclass(frozen=True)
@@ -124,11 +141,14 @@ class Evidence:
 
     family=isotropic: one λ; layerwise: one a group of weights (tensor, or layer where blocks are
     layers); groupwise: one for each scale-invariant group and one for all others (Antorán et al.
-    2022). A λ that runs to `low` or `high`, or a search that meets a value that is not finite,
+    2022); parameter: one a weight, in closed form where the curvature is diagonal; g: the one λ of the
+    neural g-prior λ diag(H)/N. noise=evidence chooses one common factor of the regression noise
+    with them. A λ that runs to `low` or `high`, or a search that meets a value that is not finite,
     says so and keeps its start value.
     """
 
     family: Family = "isotropic"
+    noise: Noise = "trained"
     steps: int = 100
     low: float = 1e-6
     high: float = 1e8
@@ -138,6 +158,8 @@ class Evidence:
         raise_all(_range_problems(self.low, self.high, self.steps))
 
     def choose(self, problem: PrecisionProblem) -> Choice:
+        if self.family == "parameter":
+            return _each_weight(problem, "evidence", self.steps, 1e-6, self.low, self.high)
         ties = tied(problem, self.family)
         start = _inside(problem.start, self.low, self.high).log()
         initial = _mean_by(start, ties)
@@ -181,11 +203,12 @@ class FixedPoint:
     """MacKay's re-estimation λ_g ← γ_g / ‖w*_g‖² with γ_g = Tr_g H (H + Λ)⁻¹, until no λ moves (MacKay 1992).
 
     Where it settles the derivative of the evidence in every log λ_g, ½ (γ_g − λ_g ‖w*_g‖²), is zero, so it is
-    a stationary point of what `Evidence` climbs. family as there. A λ that runs to `low` or `high`,
+    a stationary point of what `Evidence` climbs. family and noise as there. A λ that runs to `low` or `high`,
     or meets a value that is not finite, says so and keeps its start value.
     """
 
     family: Family = "isotropic"
+    noise: Noise = "trained"
     steps: int = 200
     tolerance: float = 1e-6
     low: float = 1e-6
@@ -201,6 +224,8 @@ class FixedPoint:
         raise_all(problems)
 
     def choose(self, problem: PrecisionProblem) -> Choice:
+        if self.family == "parameter":
+            return _each_weight(problem, "fixed_point", self.steps, self.tolerance, self.low, self.high)
         ties = tied(problem, self.family)
         initial = _mean_by(_inside(problem.start, self.low, self.high).log(), ties).exp()
         precisions, free = initial.clone(), torch.ones(len(initial), dtype=torch.bool)
@@ -242,7 +267,7 @@ class FixedPoint:
 def tied(problem: PrecisionProblem, family: Family) -> Tensor:
     """Which variable each of the T groups has its precision from, [T] int64."""
     count = len(problem.names)
-    if family == "isotropic":
+    if family in ("isotropic", "g"):
         return torch.zeros(count, dtype=torch.int64)
     if family == "layerwise":
         return torch.arange(count)
@@ -250,6 +275,12 @@ def tied(problem: PrecisionProblem, family: Family) -> Tensor:
     if bool(own.all()):
         return torch.arange(count)
     return torch.where(own, own.cumsum(0), 0)
+
+
+def _each_weight(problem: PrecisionProblem, rule: str, steps: int, tolerance: float, low: float, high: float) -> Choice:
+    assert problem.diagonal is not None, "refused before the fit"
+    start = _inside(problem.start, low, high).repeat_interleave(torch.tensor(problem.sizes))
+    return Choice(*each_weight(rule, problem.diagonal, start, problem.squares, steps, tolerance, low, high))
 
 
 def _sum_by(values: Tensor, ties: Tensor) -> Tensor:

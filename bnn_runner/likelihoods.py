@@ -183,6 +183,16 @@ class NoiseRule:
             ]
         return []
 
+    def problems_by_evidence(self) -> list[str]:
+        """Why the evidence cannot choose the noise after training (empty when it can)."""
+        if self.form == "homoscedastic" and self.noise != "fixed":
+            return []
+        why = f"likelihood.form={self.form} has it from the network" if self.noise != "fixed" else "it is given"
+        return [
+            f"hyper.noise=evidence does not fit: the noise is not free, {why} (likelihood.noise={self.noise}). "
+            "Leave hyper.noise=trained, or take likelihood.noise=learned with the homoscedastic form."
+        ]
+
     def network_spec(self, spec: TaskSpec) -> TaskSpec:
         """The task as the network sees it: 2K outputs for K targets in the heteroscedastic forms."""
         doubled = spec.kind == "regression" and self.form != "homoscedastic"

@@ -6,7 +6,7 @@ O(P), and with a precision λ it is a Gaussian N(0, (H_g + λI)⁻¹).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,9 @@ from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import BatchJacobians
 from bnn_runner.streams import generator
 
+Precision = float | Tensor
+"""One number; for a diagonal block also one a weight [P_g]."""
+
 
 class Block(Protocol):
     """Curvature of one group of weights in its eigenbasis."""
@@ -27,19 +30,19 @@ class Block(Protocol):
         """Eigenvalues [P_g], float64."""
         ...
 
-    def sample(self, z: Tensor, precision: float) -> Tensor:
+    def sample(self, z: Tensor, precision: Precision) -> Tensor:
         """Standard normals [S, P_g] to draws of N(0, (H_g + λI)⁻¹)."""
         ...
 
-    def product(self, vectors: Tensor, precision: float) -> Tensor:
+    def product(self, vectors: Tensor, precision: Precision) -> Tensor:
         """(H_g + λI)⁻¹ v for vectors [S, P_g]."""
         ...
 
-    def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
+    def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         """[B, C, P_g] whose products over the last axis are the block's part of J Σ Jᵀ."""
         ...
 
-    def covariance(self, jacobian: TensorJacobian, precision: float) -> Tensor:
+    def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         """The block's part of J Σ Jᵀ at each point, [B, C, C]."""
         ...
 
@@ -71,17 +74,17 @@ class DiagonalBlock:
     def spectrum(self) -> Tensor:
         return self.diagonal
 
-    def sample(self, z: Tensor, precision: float) -> Tensor:
+    def sample(self, z: Tensor, precision: Precision) -> Tensor:
         return z * (self.diagonal + precision).rsqrt().to(z)
 
-    def product(self, vectors: Tensor, precision: float) -> Tensor:
+    def product(self, vectors: Tensor, precision: Precision) -> Tensor:
         return vectors / (self.diagonal + precision).to(vectors)
 
-    def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
+    def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         dense = jacobian.dense()
         return dense * (self.diagonal + precision).rsqrt().to(dense)
 
-    def covariance(self, jacobian: TensorJacobian, precision: float) -> Tensor:
+    def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         if (pair := one_position(jacobian)) is not None:
             a, g = pair
             variance = (self.diagonal + precision).reciprocal().to(a).reshape(g.shape[-1], -1)
@@ -97,21 +100,21 @@ class KroneckerBlock:
     vectors_g: Tensor
     spectrum: Tensor
 
-    def _scale(self, precision: float) -> Tensor:
+    def _scale(self, precision: Precision) -> Tensor:
         return (self.spectrum + precision).rsqrt().reshape(len(self.vectors_g), -1)
 
-    def sample(self, z: Tensor, precision: float) -> Tensor:
+    def sample(self, z: Tensor, precision: Precision) -> Tensor:
         o, d = len(self.vectors_g), len(self.vectors_a)
         scaled = z.reshape(-1, o, d) * self._scale(precision).to(z)
         return (self.vectors_g.to(z) @ scaled @ self.vectors_a.to(z).T).reshape(len(z), -1)
 
-    def product(self, vectors: Tensor, precision: float) -> Tensor:
+    def product(self, vectors: Tensor, precision: Precision) -> Tensor:
         o, d = len(self.vectors_g), len(self.vectors_a)
         q_g, q_a = self.vectors_g.to(vectors), self.vectors_a.to(vectors)
         inside = q_g.T @ vectors.reshape(-1, o, d) @ q_a * self._scale(precision).square().to(vectors)
         return (q_g @ inside @ q_a.T).reshape(len(vectors), -1)
 
-    def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
+    def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         assert isinstance(jacobian, Factored), "a Kronecker block belongs to a weight matrix"
         b, c, o, t = jacobian.grads.shape
         if t < len(self.vectors_a):
@@ -126,7 +129,7 @@ class KroneckerBlock:
         a, g = jacobian.inputs, jacobian.grads
         return Factored(self.vectors_a.to(a).T @ a, self.vectors_g.to(g).T @ g)
 
-    def covariance(self, jacobian: TensorJacobian, precision: float) -> Tensor:
+    def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         if one_position(jacobian) is not None:
             assert isinstance(jacobian, Factored)
             rotated = self.rotated(jacobian)
@@ -146,29 +149,32 @@ class FullBlock:
     def spectrum(self) -> Tensor:
         return self.values
 
-    def sample(self, z: Tensor, precision: float) -> Tensor:
+    def sample(self, z: Tensor, precision: Precision) -> Tensor:
         return (z * (self.values + precision).rsqrt().to(z)) @ self.vectors.to(z).T
 
-    def product(self, vectors: Tensor, precision: float) -> Tensor:
+    def product(self, vectors: Tensor, precision: Precision) -> Tensor:
         basis = self.vectors.to(vectors)
         return ((vectors @ basis) / (self.values + precision).to(vectors)) @ basis.T
 
-    def half(self, jacobian: TensorJacobian, precision: float) -> Tensor:
+    def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         dense = jacobian.dense()
         return (dense @ self.vectors.to(dense)) * (self.values + precision).rsqrt().to(dense)
 
-    def covariance(self, jacobian: TensorJacobian, precision: float) -> Tensor:
+    def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         return outer(self.half(jacobian, precision))
 
 
 @dataclass(frozen=True)
 class BlockGaussian:
-    """N(0, Σ) over the weights of the basis, block by block; `precisions` is one λ a group."""
+    """N(0, Σ) over the weights of the basis, block by block.
+
+    `precisions` is one λ a group, or for diagonal blocks one a weight [P_g].
+    """
 
     groups: tuple[Group, ...]
     blocks: tuple[Block, ...]
     sizes: Mapping[str, int]
-    precisions: tuple[float, ...]
+    precisions: tuple[Precision, ...]
     dtype: torch.dtype
     device: torch.device
 
@@ -225,16 +231,35 @@ class BlockCurvature:
     device: torch.device
 
     def log_det_ratio(self, precisions: Tensor) -> Tensor:
-        """Log det(H + Λ) − log det Λ for one precision [1] or one a group [T], float64, differentiable. O(P)."""
-        each = precisions.to(self.blocks[0].spectrum.device).expand(len(self.blocks))
+        """Log det(H + Λ) − log det Λ for precisions as in `_each`, float64, differentiable. O(P)."""
+        each = self._each(precisions.to(self.blocks[0].spectrum.device))
         parts = [torch.log1p(b.spectrum / lam).sum() for b, lam in zip(self.blocks, each, strict=True)]
         return torch.stack(parts).sum()
 
     def effective_dimensions(self, precisions: Tensor) -> Tensor:
-        """Tr_g H (H + Λ)⁻¹ of each group, [T], for one precision [1] or one a group [T]."""
-        each = precisions.tolist() * (len(self.blocks) if len(precisions) == 1 else 1)
-        parts = [(b.spectrum / (b.spectrum + lam)).sum() for b, lam in zip(self.blocks, each, strict=True)]
-        return torch.stack(parts).cpu()
+        """Tr_g H (H + Λ)⁻¹ of each group, [T]; of each weight, [P], for one precision a weight."""
+        each = self._each(precisions.to(self.blocks[0].spectrum.device))
+        parts = [b.spectrum / (b.spectrum + lam) for b, lam in zip(self.blocks, each, strict=True)]
+        return torch.cat(parts).cpu() if self._one_a_weight(precisions) else torch.stack([p.sum() for p in parts]).cpu()
 
     def gaussian(self, precisions: Tensor) -> BlockGaussian:
-        return BlockGaussian(self.groups, self.blocks, self.sizes, tuple(precisions.tolist()), self.dtype, self.device)
+        kept: tuple[Precision, ...] = tuple(self._each(precisions.to(self.blocks[0].spectrum.device)))
+        if not self._one_a_weight(precisions):
+            kept = tuple(float(lam) for lam in kept)
+        return BlockGaussian(self.groups, self.blocks, self.sizes, kept, self.dtype, self.device)
+
+    @property
+    def diagonal(self) -> Tensor | None:
+        """H itself, [P], if every block is a diagonal: then a precision a weight [P] will do everywhere."""
+        if all(isinstance(b, DiagonalBlock) for b in self.blocks):
+            return torch.cat([b.spectrum for b in self.blocks])
+        return None
+
+    def _one_a_weight(self, precisions: Tensor) -> bool:
+        return len(precisions) == sum(self.sizes.values()) != len(self.blocks)
+
+    def _each(self, precisions: Tensor) -> Sequence[Tensor]:
+        """What each block has of one precision [1], one a group [T], or one a weight [P] (diagonal blocks)."""
+        if self._one_a_weight(precisions):
+            return precisions.split([g.size(self.sizes) for g in self.groups])
+        return precisions.expand(len(self.blocks)).unbind()

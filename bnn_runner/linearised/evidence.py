@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -20,6 +20,8 @@ from bnn_runner.streams import generator
 from bnn_runner.tasks import Task
 
 VALIDATION_DRAWS = 200
+At = Callable[[Tensor], tuple[float, Tensor]]
+"""From precisions to Σ log p(y | ·) (nats, original units) and the squares of `PriorShape` at the point."""
 
 
 class Curvature(Protocol):
@@ -45,21 +47,11 @@ def log_likelihood(task: Task, network: Network, batch_size: int = 1024) -> floa
     return total - len(task.train) * float(wide(task.target_scale).log().sum())
 
 
-def squared_norms(jacobians: Jacobians, groups: Sequence[Group]) -> Tensor:
-    """‖w*_g‖² of each group's weights in the basis, [T] float64."""
-    network = jacobians.network
-
-    def square(name: str) -> Tensor:
-        return jacobians.part(name, wide(network.parameters[name])).square().sum()
-
-    return torch.stack([torch.stack([square(n) for n in g.members]).sum() for g in groups]).cpu()
-
-
 def log_evidence(loglik: float, squares: Tensor, curvature: Curvature, precisions: Tensor) -> Tensor:
     """Log p(D) ≈ log p(D | w*) − ½ [w*ᵀΛw* + log det(H + Λ) − log det Λ], nats (MacKay 1992; Immer et al. 2021).
 
-    `precisions` is one λ [1] or one a group [T] of the basis, differentiable in it; `squares` [T] are
-    ‖w*_g‖². Weights held at MAP have no part in it.
+    `precisions` is one λ [1], one a group [T] or one a weight [P] of the basis, differentiable in it;
+    `squares` are the squares that belong to them (see `PriorShape`). Weights held at MAP have no part in it.
     """
     penalty = (precisions.cpu().expand(len(squares)) * squares).sum()
     return loglik - 0.5 * (penalty + curvature.log_det_ratio(precisions).cpu())

@@ -10,7 +10,6 @@ from torch.func import functional_call
 
 from bnn_runner.base import Network
 from bnn_runner.linearised.algebra import wide
-from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.modes import evaluation_mode
@@ -33,18 +32,15 @@ def loss_gradient(task: Task, network: Network, names: Sequence[str], batch_size
     return totals
 
 
-def newton_decrement(
-    task: Task, jacobians: Jacobians, groups: Sequence[Group], precisions: Tensor, gaussian: WeightGaussian
-) -> float:
+def newton_decrement(task: Task, jacobians: Jacobians, prior: Tensor, gaussian: WeightGaussian) -> float:
     """½ gᵀ Σ g in nats, with g = ∂/∂w [Σ_n −log p + ½ wᵀΛw] at w* over the basis and Σ = (H + Λ)⁻¹ as fitted.
 
-    To second order it is what the log posterior would gain by going on to its optimum. Zero at a
-    MAP estimate under the same prior.
+    `prior` [P] is the diagonal of Λ. To second order it is what the log posterior would gain by going
+    on to its optimum. Zero at a MAP estimate under the same prior.
     """
     network = jacobians.network
     gradient = loss_gradient(task, network, jacobians.names)
-    for group, precision in zip(groups, precisions.tolist(), strict=True):
-        for name in group.members:
-            gradient[name] += precision * wide(network.parameters[name])
-    flat = torch.cat([jacobians.part(name, g) for name, g in gradient.items()])
+    weights = torch.cat([jacobians.part(name, wide(network.parameters[name])) for name in jacobians.names])
+    data = torch.cat([jacobians.part(name, g) for name, g in gradient.items()])
+    flat = data + prior.to(weights) * weights
     return 0.5 * float(flat @ gaussian.product(flat.unsqueeze(0))[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,19 +12,19 @@ from torch import Tensor
 
 from bnn_runner.hyper import Choice, HyperRule, PrecisionProblem
 from bnn_runner.linearised.algebra import wide
-from bnn_runner.linearised.evidence import Curvature, log_likelihood, squared_norms
+from bnn_runner.linearised.evidence import At, log_likelihood
+from bnn_runner.linearised.families import Setting
 from bnn_runner.linearised.tangent import TangentModel, TangentOptimum
 
 Mode = Literal["network", "tangent", "auto"]
-At = Callable[[Tensor], tuple[float, Tensor]]
-"""From precisions [T] to Σ log p(y | ·) (nats, original units) and the squared norms [T] of the groups at the point."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """What was decided at w* or v*: the choice, its evidence and log-likelihood in nats, and what to tell."""
+    """What was decided at w* or v*, which `at` gives: the choice, its evidence and log-likelihood, and what to tell."""
 
     mode: Literal["network", "tangent"]
+    at: At
     choice: Choice
     evidence: float
     loglik: float
@@ -32,22 +32,18 @@ class Point:
     notes: tuple[str, ...] = ()
 
 
-def at_network(
-    tangent: TangentModel, curvature: Curvature, problem_at: Callable[[At], PrecisionProblem], rule: HyperRule
-) -> Point:
+def at_network(tangent: TangentModel, setting: Setting, rule: HyperRule) -> Point:
     """Everything at the trained weights w*."""
-    network = tangent.jacobians.network
-    loglik, squares = log_likelihood(tangent.task, network), squared_norms(tangent.jacobians, curvature.groups)
-    return _chosen("network", rule, problem_at(lambda _: (loglik, squares)), loglik)
+    loglik = log_likelihood(tangent.task, tangent.jacobians.network)
+
+    def at(precisions: Tensor) -> tuple[float, Tensor]:
+        return loglik, setting.prior.squares(tangent.centre, precisions)
+
+    return _chosen("network", at, rule, setting.problem(at), loglik)
 
 
 def at_tangent_optimum(
-    tangent: TangentModel,
-    curvature: Curvature,
-    problem_at: Callable[[At], PrecisionProblem],
-    rule: HyperRule,
-    tolerance: float,
-    budget: int,
+    tangent: TangentModel, setting: Setting, rule: HyperRule, tolerance: float, budget: int
 ) -> Point:
     """The evidence as a function of Λ with v* = v*(Λ) in it, and the precisions that the rule chooses on that.
 
@@ -56,28 +52,28 @@ def at_tangent_optimum(
     al. 2022, alternate between the two). The report says how many passes over the data that
     took, what relative gradient is left at the end, and whether it is within `tolerance`.
     """
-    sizes = [g.size(tangent.jacobians.sizes()) for g in curvature.groups]
     shift = len(tangent.task.train) * float(wide(tangent.task.target_scale).log().sum())
-    first = tangent.passes
-    found: dict[tuple[float, ...], TangentOptimum] = {}
+    prior, first = setting.prior, tangent.passes
+    found: dict[bytes, TangentOptimum] = {}
     last = [tangent.centre]
 
     def optimum(precisions: Tensor) -> TangentOptimum:
-        at = precisions.detach().expand(len(sizes))
-        key = tuple(at.tolist())
+        at = precisions.detach().cpu()
+        at = at.expand(len(prior.sizes)) if len(at) == 1 else at
+        key = at.contiguous().numpy().tobytes()
         if key not in found:
-            diagonal = at.repeat_interleave(torch.tensor(sizes)).to(tangent.centre)
+            diagonal = prior.diagonal(at).to(tangent.centre)
             left = max(budget - (tangent.passes - first), 1)
             with torch.no_grad():
-                found[key] = tangent.optimum(diagonal, curvature.gaussian(at), last[0], tolerance, left)
+                found[key] = tangent.optimum(diagonal, setting.curvature.gaussian(at), last[0], tolerance, left)
             last[0] = found[key].weights
         return found[key]
 
     def at(precisions: Tensor) -> tuple[float, Tensor]:
         here = optimum(precisions)
-        return here.loglik - shift, torch.stack([p.square().sum() for p in here.weights.split(sizes)]).cpu()
+        return here.loglik - shift, prior.squares(here.weights, precisions)
 
-    point = _chosen("tangent", rule, problem_at(at), None)
+    point = _chosen("tangent", at, rule, setting.problem(at), None)
     end = optimum(point.choice.precisions)
     passes, settled = tangent.passes - first, end.gradient <= tolerance
     report = {"tangent_gradient": end.gradient, "tangent_passes": passes, "tangent_settled": settled}
@@ -91,9 +87,9 @@ def at_tangent_optimum(
 
 
 def _chosen(
-    mode: Literal["network", "tangent"], rule: HyperRule, problem: PrecisionProblem, loglik: float | None
+    mode: Literal["network", "tangent"], at: At, rule: HyperRule, problem: PrecisionProblem, loglik: float | None
 ) -> Point:
     with torch.enable_grad():
         choice = rule.choose(problem)
         evidence = float(problem.evidence(choice.precisions))
-    return Point(mode, choice, evidence, math.nan if loglik is None else loglik)
+    return Point(mode, at, choice, evidence, math.nan if loglik is None else loglik)

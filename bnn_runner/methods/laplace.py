@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
-from bnn_runner.errors import RunFailed, raise_all
-from bnn_runner.hyper import HyperRule, PrecisionProblem
+from bnn_runner.errors import raise_all
+from bnn_runner.hyper import HyperRule
 from bnn_runner.linearised.algebra import Repairs
 from bnn_runner.linearised.basis import Basis, HeldKind, basis
-from bnn_runner.linearised.evidence import Curvature, log_evidence, validation_logliks
+from bnn_runner.linearised.families import Setting, family_problems
 from bnn_runner.linearised.full import bytes_needed
 from bnn_runner.linearised.invariance import scale_invariant
 from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.linearised.newton import newton_decrement
 from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
-from bnn_runner.linearised.point import At, Mode, Point, at_network, at_tangent_optimum
+from bnn_runner.linearised.point import Mode, Point, at_network, at_tangent_optimum
 from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace
 from bnn_runner.linearised.structures import Fit, Structure, rule_of
 from bnn_runner.linearised.tangent import TangentModel
@@ -98,7 +97,9 @@ class Laplace:
                 f"method.predict=bridge needs classes, and data={spec.name} is a regression. "
                 "The bridge approximates a softmax. Use method.predict=closed_form, which is exact there."
             )
-        if hyper is None:
+        if hyper is not None:
+            problems += family_problems(self.structure, self.curvature, spec, hyper)
+        else:
             problems.append("this method needs a hyperparameter rule. Add hyper=fixed, hyper=grid or hyper=evidence.")
         return problems
 
@@ -147,21 +148,12 @@ class Laplace:
         few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
         # A part of a tensor can be scaled by itself: that no normalisation takes out again.
         invariant = () if jacobians.chosen else scale_invariant(network, few, names)
-
-        def problem_at(at: At) -> PrecisionProblem:
-            return PrecisionProblem(
-                names=tuple(g.name for g in curvature.groups),
-                start=_start(network, curvature.groups),
-                evidence=lambda precisions: log_evidence(*at(precisions), curvature, precisions),
-                validation=partial(validation_logliks, task, jacobians, curvature),
-                effective_dimensions=curvature.effective_dimensions,
-                squares=lambda precisions: at(precisions)[1],
-                invariant=tuple(g.name for g in curvature.groups if g.members[0] in invariant),
-            )
-
-        point = self._point(TangentModel(task, jacobians), curvature, problem_at, context.hyper)
-        precisions, gaussian = point.choice.precisions, curvature.gaussian(point.choice.precisions)
-        decrement = newton_decrement(task, jacobians, curvature.groups, precisions, gaussian)
+        setting = Setting.of(task, jacobians, curvature, context.hyper, invariant, repairs)
+        point = self._point(TangentModel(task, jacobians), setting, context.hyper)
+        settled = setting.settled(point)
+        jacobians, precisions = settled.jacobians, settled.precisions
+        gaussian = settled.curvature.gaussian(precisions)
+        decrement = newton_decrement(task, jacobians, setting.prior.diagonal(precisions), gaussian)
         notes = [*chosen.notes, *point.choice.notes, *point.notes]
         if decrement > DECREMENT_NATS and point.mode == "network":
             notes.append(
@@ -174,43 +166,35 @@ class Laplace:
             "output_curvature": self.curvature,
             "weights_in_basis": sum(jacobians.sizes().values()),
             "mode": point.mode,
-            "evidence_nats": point.evidence,
+            "evidence_nats": settled.evidence,
             "evidence_over": chosen.described,
-            "train_loglik_nats": point.loglik,
+            "train_loglik_nats": settled.loglik,
             "newton_decrement_nats": decrement,
             "scale_invariant": list(invariant),
-            "effective_dimension": float(curvature.effective_dimensions(precisions).sum()),
-            "prior_precision": float(precisions[0]) if bool((precisions == precisions[0]).all()) else None,
+            "effective_dimension": float(settled.curvature.effective_dimensions(precisions).sum()),
+            **settled.report,
             **point.choice.report,
             **point.report,
             "repairs": dict(repairs),
             "notes": notes,
         }
-        if report["prior_precision"] is None:
-            report["prior_precisions"] = dict(zip((g.name for g in curvature.groups), precisions.tolist(), strict=True))
         kind = NetworkLaplace if self.predict == "network" else LinearisedLaplace
         return kind(
             jacobians=jacobians,
             gaussian=gaussian,
-            likelihood=network.likelihood,
+            likelihood=jacobians.network.likelihood,
             report=report,
             treatment=treatment,
         )
 
-    def _point(
-        self,
-        tangent: TangentModel,
-        curvature: Curvature,
-        problem_at: Callable[[At], PrecisionProblem],
-        rule: HyperRule,
-    ) -> Point:
+    def _point(self, tangent: TangentModel, setting: Setting, rule: HyperRule) -> Point:
         """Where the evidence is taken, by `mode`."""
         if self.mode != "network":
             tolerance, budget = self.tangent_tolerance, self.tangent_passes
-            point = at_tangent_optimum(tangent, curvature, problem_at, rule, tolerance, budget)
+            point = at_tangent_optimum(tangent, setting, rule, tolerance, budget)
             if self.mode == "tangent" or point.report["tangent_settled"]:
                 return point
-        return at_network(tangent, curvature, problem_at, rule)
+        return at_network(tangent, setting, rule)
 
     def _basis(self, network: Network, task: Task) -> Basis:
         return basis(network, task, self.weights, self.hold)
@@ -222,18 +206,3 @@ class Laplace:
         rows = len(task.train) * OutputCurvature(self.curvature, self.fisher_samples).columns(task, jacobians.network)
         small = min(size, rows) <= FULL_UP_TO and bytes_needed(size, rows) < 2**30
         return "full" if small else "kfac"
-
-
-def _start(network: Network, groups: Sequence[Any]) -> torch.Tensor:
-    """The training prior's precision of each group, [T] float64. Raises `RunFailed` where a group has several."""
-    start = []
-    for group in groups:
-        values = {network.prior_precision[name] for name in group.members}
-        if len(values) > 1:
-            raise RunFailed(
-                f"{group.name} is one block of the posterior and needs one prior precision, and its tensors have "
-                f"{sorted(values)}. Take prior=isotropic, or a structure with a block for each tensor "
-                "(method.structure=kfac method.bias=separate)."
-            )
-        start.append(values.pop())
-    return torch.tensor(start, dtype=torch.float64)

@@ -1,0 +1,306 @@
+"""Families of prior precisions (one a weight, the g-prior) and regression noise by evidence, against dense algebra."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from bnn_runner.base import Network
+from bnn_runner.errors import RunFailed
+from bnn_runner.hyper import Evidence, Fixed, FixedPoint, Grid
+from bnn_runner.likelihoods import Gaussian
+from bnn_runner.linearised import full
+from bnn_runner.linearised.families import family_problems
+from bnn_runner.methods.laplace import Laplace
+from bnn_runner.models.mlp import MLP
+from bnn_runner.tasks import Task
+from bnn_runner.weightwise import best_precisions
+from tests.numerics.small_problems import context, make_network, make_task
+from tests.numerics.test_laplace_identities import (
+    Exact,
+    dense_curvature,
+    dense_jacobian,
+    linear_gaussian,
+    problem_of,
+    small,
+)
+from tests.numerics.test_laplace_structures import curvature_of
+
+DIAG = Laplace(structure="diag")
+
+
+def flat(network: Network) -> Tensor:
+    return torch.cat([p.flatten() for p in network.parameters.values()])
+
+
+# ------------------------------------------------------------------------------------ noise by evidence
+
+
+def moved(exact: Exact) -> Network:
+    return replace(exact.network, parameters={n: p + 0.3 for n, p in exact.network.parameters.items()})
+
+
+def best_by_scipy(exact: Exact) -> tuple[float, float, float]:
+    """λ, σ (standardised) and the exact evidence at its maximum, by scipy on log N(y; 0, ΦΦᵀ/λ + σ²I)."""
+    phi = exact.features(exact.task.train.inputs).numpy()
+    values, vectors = np.linalg.eigh(phi @ phi.T)
+    y = exact.task.train.targets
+    assert y is not None
+    rotated = (vectors.T @ y.numpy()[:, 0]) ** 2
+
+    def loss(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        lam, noise = np.exp(logs[0]), np.exp(2 * logs[1])
+        variances = values.clip(0) / lam + noise
+        value = 0.5 * float((np.log(2 * math.pi * variances) + rotated / variances).sum())
+        slope = 0.5 * (1 / variances - rotated / variances**2)
+        return value, np.array([-(slope * values / lam).sum(), (slope * 2 * noise).sum()])
+
+    found = minimize(loss, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-9})
+    shift = len(phi) * math.log(float(exact.task.target_scale))
+    return math.exp(found.x[0]), math.exp(found.x[1]), -float(found.fun) - shift
+
+
+@pytest.mark.parametrize("rule", [Evidence(noise="evidence"), FixedPoint(noise="evidence", steps=2000, tolerance=1e-9)])
+@pytest.mark.parametrize("side", ["primal", "dual"])
+def test_noise_and_precision_are_those_of_the_exact_evidence(
+    rule: Any, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted bugs: NK without K, γ in the residual's place, σ for σ², ½ log β left out, the curvature not scaled."""
+    monkeypatch.setattr(full, "side", lambda *_: side)
+    exact = linear_gaussian()
+    precision, sigma, evidence = best_by_scipy(exact)
+    posterior = Laplace(structure="full", mode="tangent").fit(exact.task, [moved(exact)], context(rule))
+    report = posterior.report
+    assert report["hyper_status"] == "converged"
+    assert report["evidence_nats"] == pytest.approx(evidence, rel=1e-9)
+    assert report["prior_precision"] == pytest.approx(precision, rel=1e-5)
+    assert report["noise_sigma"][0] == pytest.approx(sigma * float(exact.task.target_scale), rel=1e-5)
+    assert report["noise_sigma_trained"][0] == pytest.approx(0.6 * float(exact.task.target_scale))
+    at = replace(exact, precision=report["prior_precision"], sigma=report["noise_sigma"][0] / exact.task.target_scale)
+    assert at.evidence() == pytest.approx(report["evidence_nats"], rel=1e-9)
+    _, covariance = at.predictive(exact.task.test.inputs)
+    torch.testing.assert_close(posterior.joint_covariance(exact.task.test), covariance, rtol=1e-8, atol=1e-11)
+    assert isinstance(posterior.likelihood, Gaussian)
+    assert float(posterior.likelihood.log_noise.exp()) == pytest.approx(float(at.sigma), rel=1e-12)
+    assert posterior.draws(2, 0).likelihood is posterior.likelihood
+    assert report["newton_decrement_nats"] > 1e-3 and report["effective_dimension"] < 5
+
+
+@pytest.mark.parametrize("structure", ["full", "kfac", "diag"])
+@pytest.mark.parametrize("family", ["isotropic", "layerwise"])
+def test_at_the_trained_weights_no_noise_and_precision_near_by_are_better(structure: Any, family: Any) -> None:
+    """Two outputs of unequal noise. By another route: the evidence of a network with that noise and precision given.
+    Planted bugs: noise of one output alone; a factor of σ where its square is meant."""
+    task, network = small("regression", num_train=40)
+    method = Laplace(structure=structure)
+    found = method.fit(task, [network], context(Evidence(family=family, noise="evidence"))).report
+    assert found["hyper_status"] == "converged" and found["hyper_gradient"] < 1e-3
+    sigma = torch.tensor(found["noise_sigma"]).double() / task.target_scale
+    names = problem_of(method, task, network).names
+    chosen = found.get("prior_precisions") or dict.fromkeys(names, found["prior_precision"])
+
+    def evidence(logs: Tensor) -> float:
+        prior = {n: float(v * math.exp(float(logs[0]))) for n, v in chosen.items()}
+        noisy = replace(network, likelihood=Gaussian(sigma.log() + logs[1]), prior_precision=prior)
+        return float(method.fit(task, [noisy], context(Fixed())).report["evidence_nats"])
+
+    here = evidence(torch.zeros(2))
+    assert here == pytest.approx(found["evidence_nats"], rel=1e-9)
+    step = 1e-3
+    for axis in torch.eye(2):
+        up, down = evidence(step * axis), evidence(-step * axis)
+        assert abs(up - down) / (2 * step) < 1e-2 and max(up, down) < here
+    ratios = sigma / network.likelihood.log_noise.exp()  # type: ignore[attr-defined]
+    assert float(ratios[0]) == pytest.approx(float(ratios[1])) and abs(float(ratios[0]) - 1) > 0.05
+    settled = method.fit(task, [network], context(FixedPoint(family=family, noise="evidence", steps=2000)))
+    assert settled.report["evidence_nats"] == pytest.approx(found["evidence_nats"], abs=1e-6)
+
+
+def test_the_gradient_with_the_noise_is_that_of_finite_differences() -> None:
+    task, network = small("regression", num_train=25)
+    problem = problem_of(Laplace(structure="full"), task, network, Evidence(family="layerwise", noise="evidence"))
+    logs = problem.start.log().requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: problem.evidence(t.exp()), (logs,), eps=1e-5, rtol=1e-6, atol=1e-7)
+    (gradient,) = torch.autograd.grad(problem.evidence(logs.exp()), logs)
+    terms = problem.effective_dimensions(problem.start) - problem.start * problem.squares(problem.start)
+    torch.testing.assert_close(gradient, 0.5 * terms, rtol=1e-8, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------- one precision a weight
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+@pytest.mark.parametrize("rule", [Evidence, FixedPoint])
+def test_each_weight_has_its_best_precision(rule: Any, kind: str) -> None:
+    """Where the derivative of the evidence in every log λ_j is zero. Planted bugs: the other root; h for √h."""
+    task, network = small(kind, num_train=30)
+    problem = problem_of(DIAG, task, network)
+    choice = rule(family="parameter").choose(problem)
+    assert choice.report["hyper_status"] == "converged" and choice.report["hyper_gradient"] < 1e-9
+    logs = choice.precisions.log().requires_grad_()
+    (gradient,) = torch.autograd.grad(problem.evidence(logs.exp()), logs)
+    assert float(gradient.abs().max()) < 1e-9
+    curvature = dense_curvature(task, network).diagonal()
+    expected = 0.5 * (choice.precisions * flat(network).square() + torch.log1p(curvature / choice.precisions)).sum()
+    posterior = DIAG.fit(task, [network], context(rule(family="parameter")))
+    assert posterior.report["evidence_nats"] == pytest.approx(
+        posterior.report["train_loglik_nats"] - float(expected), rel=1e-9
+    )
+    layers = DIAG.fit(task, [network], context(Evidence(family="layerwise")))
+    assert posterior.report["evidence_nats"] > layers.report["evidence_nats"] + 1
+    rows = dense_jacobian(network, task.test.inputs)
+    covariance = rows @ torch.diag(1 / (curvature + choice.precisions)) @ rows.T
+    torch.testing.assert_close(posterior.joint_covariance(task.test), covariance, rtol=1e-8, atol=1e-11)
+    draws = posterior.draws(4000, 0)(task.test.inputs).flatten(1)
+    error = covariance.diagonal() * math.sqrt(2 / 4000)
+    assert float(((draws.var(0) - covariance.diagonal()) / error).abs().max()) < 5
+    quartiles = posterior.report["prior_precision_quartiles"]
+    assert quartiles[0] == float(choice.precisions.min()) and quartiles == sorted(quartiles)
+
+
+def test_weights_and_their_precisions_settle_together() -> None:
+    """mode=tangent: v* depends on Λ, and what is not needed is pruned (Tipping 2001). Planted bug: squares of w*."""
+    task, network = small("regression", num_train=20)
+    method = Laplace(structure="diag", weights="last_layer", mode="tangent", tangent_passes=20_000)
+    rule = FixedPoint(family="parameter", tolerance=1e-4, steps=500)
+    report = method.fit(task, [network], context(rule)).report
+    assert report["hyper_status"] in ("converged", "at bound") and report["tangent_settled"]
+    assert report["hyper_gradient"] < 1e-3 and report["precisions_kept"] < 10
+    at_network = replace(method, mode="network").fit(task, [network], context(rule)).report
+    assert report["evidence_nats"] > at_network["evidence_nats"] + 1
+
+
+def test_weights_without_curvature_or_value_keep_their_precision_and_are_counted() -> None:
+    """Planted bugs: NaN of 0/0 in the row; a status of converged."""
+    task, network = small("regression")
+    weights = network.parameters["hidden.0.weight"].clone()
+    weights[:, 0] = 0
+    network = replace(network, parameters=network.parameters | {"hidden.0.weight": weights})
+    inputs = task.train.inputs.clone()
+    inputs[:, :2] = 0  # a pixel that never varies, and one that never varies and has no weight
+    dead = replace(task, train=replace(task.train, inputs=inputs))
+    posterior = DIAG.fit(dead, [network], context(Evidence(family="parameter")))
+    assert posterior.report["hyper_status"] == "at bound"
+    assert posterior.report["precisions_kept"] == 10
+    assert any("10 of" in note and "start value" in note for note in posterior.report["notes"])
+    lam = posterior.gaussian.precisions[0]
+    assert torch.equal(lam.reshape(5, 3)[:, :2], torch.full((5, 2), 0.7, dtype=torch.float64))
+    assert math.isfinite(posterior.report["evidence_nats"])
+
+
+def test_the_best_precision_survives_extreme_curvature() -> None:
+    h = torch.tensor([1e-12, 1e12, 1.0, 0.0, 1.0]).double()
+    w2 = torch.tensor([1.0, 1e-3, 1e-8, 1.0, 0.0]).double()
+    found = best_precisions(h, w2)
+    torch.testing.assert_close(h[:3] / (h[:3] + found[:3]), found[:3] * w2[:3], rtol=1e-10, atol=0)
+    assert float(found[3]) == 0 and math.isinf(float(found[4]))
+
+
+# ------------------------------------------------------------------------------------------- g-prior
+
+
+def kron_diagonal(task: Task, network: Network) -> Tensor:
+    """The diagonal of KFAC's curvature, by its own posterior's covariance."""
+    return curvature_of(Laplace(structure="kfac").fit(task, [network], context(Fixed(0.5))), network, 0.5).diagonal()
+
+
+@pytest.mark.parametrize(
+    ("structure", "side"), [("full", "primal"), ("full", "dual"), ("block", "primal"), ("kfac", ""), ("diag", "")]
+)
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_the_g_prior_is_the_dense_one(structure: Any, side: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Λ = λ diag(H)/N. Planted bugs: the sum in place of the mean, D for D², another tensor's columns, the penalty
+    of the plain weights."""
+    if side:
+        monkeypatch.setattr(full, "side", lambda *_: side)
+    task, network = small(kind, num_train=25)
+    plain = Laplace(structure=structure)
+    curvature = curvature_of(plain.fit(task, [network], context(Fixed(0.5))), network, 0.5)
+    posterior = plain.fit(task, [network], context(Fixed(2.5, family="g")))
+    prior = 2.5 * curvature.diagonal() / len(task.train)
+    covariance = torch.linalg.inv(curvature + torch.diag(prior))
+    rows = dense_jacobian(network, task.test.inputs)
+    torch.testing.assert_close(posterior.joint_covariance(task.test), rows @ covariance @ rows.T, rtol=1e-6, atol=1e-8)
+    moments = posterior.moments(task.test.inputs).covariance
+    whole = (rows @ covariance @ rows.T).reshape(*[len(moments), task.spec.num_outputs] * 2)
+    each = torch.stack([whole[i, :, i] for i in range(len(moments))])
+    torch.testing.assert_close(moments, each, rtol=1e-6, atol=1e-8)
+    penalty = (prior * flat(network).square()).sum() + torch.logdet(curvature + torch.diag(prior)) - prior.log().sum()
+    expected = posterior.report["train_loglik_nats"] - 0.5 * float(penalty)
+    assert posterior.report["evidence_nats"] == pytest.approx(expected, rel=1e-7)
+    assert posterior.report["prior_precision"] == 2.5 and posterior.report["held_for_want_of_curvature"] == 0
+    draws = posterior.draws(4000, 0)(task.test.inputs).flatten(1)
+    variances = (rows @ covariance @ rows.T).diagonal()
+    assert float(((draws.var(0) - variances) / (variances * math.sqrt(2 / 4000))).abs().max()) < 5
+    vectors = torch.randn(3, len(prior), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(posterior.gaussian.product(vectors), vectors @ covariance, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["network", "tangent"])
+def test_the_g_prior_does_not_see_how_a_network_is_scaled(mode: Any) -> None:
+    """A ReLU layer × 4 and the next ÷ 4 are the same function: evidence, λ and predictions stay, and isotropic ones do
+    not. Planted bug: the scale of the curvature left out of the penalty."""
+    task = make_task("regression", (3,), 2, num_train=30)
+    network = make_network(MLP(hidden=(6,), activation="relu"), task)
+    factors = {"hidden.0.weight": 4.0, "hidden.0.bias": 4.0, "out.weight": 0.25, "out.bias": 1.0}
+    scaled = replace(network, parameters={n: factors[n] * p for n, p in network.parameters.items()})
+    torch.testing.assert_close(scaled(task.test.inputs), network(task.test.inputs))
+    method = Laplace(structure="full", mode=mode)
+    for rule in (Evidence(family="g"), FixedPoint(family="g", noise="evidence")):
+        one, other = (method.fit(task, [n], context(rule)) for n in (network, scaled))
+        assert one.report["hyper_status"] == "converged"
+        for key in ("evidence_nats", "prior_precision"):
+            assert other.report[key] == pytest.approx(one.report[key], rel=1e-6)
+        x = task.test.inputs
+        torch.testing.assert_close(one.moments(x).covariance, other.moments(x).covariance, rtol=1e-5, atol=1e-9)
+    plain = [method.fit(task, [n], context(Evidence())).report["evidence_nats"] for n in (network, scaled)]
+    assert abs(plain[0] - plain[1]) > 1
+
+
+@pytest.mark.parametrize("structure", ["full", "block", "kfac", "diag"])
+def test_weights_without_curvature_are_held(structure: Any) -> None:
+    """Planted bug: prior standard deviations of 10⁶ for pixels that never vary (METHODS), or NaN."""
+    task, network = small("classification")
+    inputs = task.train.inputs.clone()
+    inputs[:, 1] = 0
+    dead = replace(task, train=replace(task.train, inputs=inputs))
+    posterior = Laplace(structure=structure).fit(dead, [network], context(Evidence(family="g")))
+    assert posterior.report["held_for_want_of_curvature"] == 5
+    assert math.isfinite(posterior.report["evidence_nats"]) and math.isfinite(posterior.report["newton_decrement_nats"])
+    x = task.test.inputs.clone()
+    x[:, 1] += 1000.0  # along the dead pixel nothing is uncertain but what the other weights make of it
+    assert float(posterior.gaussian.sample(0, 0, 3).reshape(3, -1)[:, :15].reshape(3, 5, 3)[..., 1].abs().max()) == 0
+    assert bool(torch.isfinite(posterior.moments(x).covariance).all())
+    isotropic = Laplace(structure=structure).fit(dead, [network], context(Evidence()))
+    assert float(isotropic.gaussian.sample(0, 0, 3)[:, :15].reshape(3, 5, 3)[..., 1].abs().min()) > 0
+
+
+def test_the_grid_and_the_fixed_rule_take_the_g_prior() -> None:
+    task, network = small("classification", num_train=30)
+    unit = Laplace(structure="full").fit(task, [network], context(Fixed(family="g")))
+    assert unit.report["prior_precision"] == 1.0 and unit.report["hyper_family"] == "g"
+    grid = Laplace(structure="full").fit(task, [network], context(Grid(family="g", low=1e-2, high=1e2, num=9)))
+    at_best = Laplace(structure="full").fit(task, [network], context(Fixed(grid.report["prior_precision"], family="g")))
+    x = task.test.inputs
+    torch.testing.assert_close(grid.moments(x).covariance, at_best.moments(x).covariance)
+    assert grid.report["evidence_nats"] != pytest.approx(unit.report["evidence_nats"])
+
+
+def test_families_are_refused_where_they_have_no_spectrum() -> None:
+    spec = make_task("classification", (3,), 3).spec
+    assert "method.structure=diag" in family_problems("kfac", "ggn", spec, Evidence(family="parameter"))[0]
+    assert "eigenbasis" in family_problems("ekfac", "ggn", spec, Evidence(family="g"))[0]
+    assert "classes" in family_problems("full", "ggn", spec, Evidence(noise="evidence"))[0]
+    regression = make_task("regression", (3,), 1).spec
+    assert "empirical" in family_problems("full", "empirical_fisher", regression, FixedPoint(noise="evidence"))[0]
+    assert family_problems("diag", "ggn", regression, Evidence(family="parameter", noise="evidence")) == []
+    task, network = small("classification", num_train=20)
+    with pytest.raises(RunFailed, match="EKFAC"):
+        Laplace(structure="ekfac").fit(task, [network], context(Evidence(family="g")))
