@@ -1,4 +1,4 @@
-"""`bnn-report`: every cell under an output folder to one table (CSV, Markdown, LaTeX) and a comparison figure."""
+"""`bnn-report`: every cell under an output folder to tables (CSV, Markdown, LaTeX, one HTML page) and a figure."""
 
 from __future__ import annotations
 
@@ -6,23 +6,37 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bnn_runner.errors import UserError, raise_all
+from bnn_runner.report.axes import by_axes
 from bnn_runner.report.cells import Cell, find_cells
 from bnn_runner.report.columns import unknown
-from bnn_runner.report.render import to_csv, to_latex, to_markdown
+from bnn_runner.report.commands import missing_commands
+from bnn_runner.report.fields import Filter, parse_filters, select
+from bnn_runner.report.grid import to_csv as grids_to_csv
+from bnn_runner.report.page import to_html
+from bnn_runner.report.paired import paired_differences, without_extra
+from bnn_runner.report.ranks import mean_ranks
+from bnn_runner.report.render import LEGENDS, Report, report_of, to_csv, to_latex, to_markdown
 from bnn_runner.report.tables import Table, build
+from bnn_runner.storage import write_text
 
-FORMATS = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
+FORMATS = ("csv", "md", "tex", "html")
 _FILTERS = ("data", "model", "method")
 
 _EXAMPLES = """examples:
   bnn-report                                          everything under outputs/
-  bnn-report --data yacht --metrics rmse,marginal     one data set, two metrics
+  bnn-report data=yacht --metrics rmse,marginal       one data set, two metrics
+  bnn-report schedule.epochs=40 seed=0,1,2            only runs of these settings
+  bnn-report --rows method --columns data             methods down, data sets across, a table for each metric
+  bnn-report --baseline method=map                    also differences from MAP, seed by seed
+  bnn-report --ranks --summary median                 also mean ranks over data sets; medians and quartiles
   bnn-report --metrics all --format csv               every number, for your own analysis
 
-Mean ± standard error over seeds. A seed that is NaN, failed or missing is shown, never averaged away.
+Mean ± standard error over seeds. A seed that is NaN, failed or missing is shown with the command that would make it,
+never averaged away; runs that differ in a setting are never averaged with one another.
 """
 
 
@@ -45,16 +59,47 @@ def report(arguments: argparse.Namespace) -> list[Path]:
     if not arguments.name or Path(arguments.name).name != arguments.name:
         problems.append(f"--name {arguments.name!r} is no file name. Give a word without slashes, as in --name mnist.")
     raise_all(problems)
-    cells = _select(_cells(arguments.output_dir), arguments)
-    table = build(cells, arguments.metrics)
-    folder = arguments.output_dir / "results"
-    files = _write(table, folder, arguments.name, formats)
-    if arguments.figure and any(row.n for row in table.rows):
-        from bnn_runner.report.comparison import comparison_figure
+    filters = [Filter(w, tuple(_names(getattr(arguments, w)))) for w in _FILTERS if _names(getattr(arguments, w))]
+    filters += parse_filters(arguments.filters, "The word")
+    table = build(select(_cells(arguments.output_dir), filters), arguments.metrics)
+    made, commands = _report(table, arguments), missing_commands(table)
+    folder, name = arguments.output_dir / "results", arguments.name
+    pictures: list[Path] = []
+    try:
+        if arguments.figure and any(row.n for row in table.rows):
+            from bnn_runner.report.comparison import comparison_figure
 
-        files.append(comparison_figure(table, folder / f"{arguments.name}.png"))
-    _show(to_markdown(table), "wrote " + ", ".join(str(f) for f in files))
-    return files
+            folder.mkdir(parents=True, exist_ok=True)
+            pictures.append(comparison_figure(table, folder / f"{name}.png"))
+        texts = {"csv": to_csv(table), "md": to_markdown(made), "tex": to_latex(made)}
+        texts["html"] = to_html(made, name, pictures, commands) if "html" in formats else ""
+        files = {folder / f"{name}.{form}": texts[form] for form in formats}
+        if "csv" in formats and (arguments.rows or arguments.columns or arguments.baseline or arguments.ranks):
+            files[folder / f"{name}_tables.csv"] = grids_to_csv(made.grids)
+        for path, text in files.items():
+            write_text(path, text)
+    except OSError as error:
+        raise UserError(
+            f"Cannot write under {folder} ({error.strerror or error}). Reports are kept there. Make it writable, or "
+            "copy the runs to a folder that is and name it with --output-dir."
+        ) from None
+    missing = ["what is missing:", *(f"  {c}" for c in commands), ""] if commands else []
+    _show(to_markdown(made), *missing, "wrote " + ", ".join(str(f) for f in (*files, *pictures)))
+    return [*files, *pictures]
+
+
+def _report(table: Table, arguments: argparse.Namespace) -> Report:
+    """The table, by the axes asked for, and what is asked for beside it."""
+    made = report_of(table, arguments.summary)
+    rows, columns = _names(arguments.rows), _names(arguments.columns)
+    if rows or columns:
+        rows = rows or [w for w in _FILTERS if w not in columns]
+        made = replace(made, grids=by_axes(table, rows, columns, arguments.summary), legend=LEGENDS[arguments.summary])
+    if arguments.baseline:
+        baseline = parse_filters(arguments.baseline.split(), "--baseline")
+        differences = paired_differences(table, baseline, arguments.summary)
+        made = replace(made, grids=(*made.grids, without_extra(differences)))
+    return replace(made, grids=(*made.grids, mean_ranks(table))) if arguments.ranks else made
 
 
 def _show(*texts: str) -> None:
@@ -69,13 +114,28 @@ def _parser() -> argparse.ArgumentParser:
         prog="bnn-report", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
+        "filters",
+        nargs="*",
+        metavar="FIELD=X,X",
+        help="only runs with these values, as in data=yacht or model.norm=batch",
+    )
+    parser.add_argument(
         "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="the output_dir of the runs (outputs)"
     )
     parser.add_argument("--name", default="comparison", help="name of the files under DIR/results (comparison)")
     parser.add_argument("--metrics", metavar="M,M", help="metrics to show, or all; the headline metrics unless given")
+    parser.add_argument(
+        "--rows", metavar="F,F", help="fields that make the rows: data, seed, schedule, model.norm, ..."
+    )
+    parser.add_argument("--columns", metavar="F,F", help="fields that make the columns, a table for each metric")
+    parser.add_argument(
+        "--summary", choices=("mean", "median"), default="mean", help="mean ± s.e., or median [quartiles]"
+    )
+    parser.add_argument("--baseline", metavar="'F=X ...'", help="also paired differences from these runs: method=map")
+    parser.add_argument("--ranks", action="store_true", help="also mean ranks over data sets")
     for what in _FILTERS:
         parser.add_argument(f"--{what}", metavar="X,X", help=f"only these choices of {what}")
-    parser.add_argument("--format", default="csv,md,tex", metavar="F,F", help="of csv, md, tex (all)")
+    parser.add_argument("--format", default=",".join(FORMATS), metavar="F,F", help="of csv, md, tex, html (all)")
     parser.add_argument("--no-figure", dest="figure", action="store_false", help="no comparison figure")
     return parser
 
@@ -97,40 +157,6 @@ def _cells(output_dir: Path) -> list[Cell]:
             "--output-dir."
         )
     return cells
-
-
-def _select(cells: list[Cell], arguments: argparse.Namespace) -> list[Cell]:
-    problems = []
-    chosen = cells
-    for what in _FILTERS:
-        wanted = _names(getattr(arguments, what))
-        if not wanted:
-            continue
-        known = {getattr(cell, what) for cell in cells}
-        problems += [unknown(what, name, known, f"--{what}") for name in wanted if name not in known]
-        chosen = [cell for cell in chosen if getattr(cell, what) in wanted]
-    raise_all(problems)
-    if not chosen:
-        raise UserError("No cell is left: each filter matches some, together they match none. Drop one of the filters.")
-    return chosen
-
-
-def _write(table: Table, folder: Path, name: str, formats: Sequence[str]) -> list[Path]:
-    files = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for form in formats:
-            path = folder / f"{name}.{form}"
-            unfinished = path.with_name(f".{path.name}.tmp")
-            unfinished.write_text(FORMATS[form](table), encoding="utf-8")
-            unfinished.replace(path)
-            files.append(path)
-    except OSError as error:
-        raise UserError(
-            f"Cannot write under {folder} ({error.strerror or error}). Reports are kept there. Make it writable, or "
-            "copy the runs to a folder that is and name it with --output-dir."
-        ) from None
-    return files
 
 
 if __name__ == "__main__":

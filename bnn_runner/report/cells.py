@@ -11,13 +11,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bnn_runner.report.columns import Column
-
-if TYPE_CHECKING:
-    pass
 
 Status = Literal["done", "failed", "cut", "unfinished", "damaged"]
 
@@ -26,8 +24,7 @@ _FOLDER_NAME = re.compile(r"(-?\d+)-([0-9a-fA-F]+)")
 _NEEDED_COLUMNS = ("metric", "value", "split", "status")
 
 
-@dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(NamedTuple):
     """One line of metrics.csv: the fields of `base.Score`, without importing torch to name them."""
 
     metric: str
@@ -46,7 +43,13 @@ class ScoreRow:
     @property
     def column(self) -> Column:
         """The table column that this score belongs to."""
-        return Column(self.metric, self.split, self.tau, self.kappa)
+        return _column(self.metric, self.split, self.tau, self.kappa)
+
+
+@cache
+def _column(metric: str, split: str, tau: int | None, kappa: int | None) -> Column:
+    """One object for each kind of score: a sweep's report looks at hundreds of thousands."""
+    return Column(metric, split, tau, kappa)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,16 @@ class Cell:
     def name(self) -> str:
         """data/model/method/seed-hash, as the folder is called."""
         return "/".join(self.path.parts[-4:])
+
+    @cached_property
+    def main_scores(self) -> dict[Column, ScoreRow]:
+        """For each column the score that used the most draws (the others show how it converges)."""
+        found: dict[Column, ScoreRow] = {}
+        for score in self.scores:
+            kept = found.get(score.column)
+            if kept is None or (score.draws or 0) > (kept.draws or 0):
+                found[score.column] = score
+        return found
 
 
 def find_cells(output_dir: Path) -> list[Cell]:
@@ -129,15 +142,17 @@ def read_cell(folder: Path) -> Cell:
 def read_scores(path: Path) -> tuple[ScoreRow, ...]:
     """The rows of a metrics.csv. Raises OSError, csv.Error or ValueError where it is not one."""
     with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        absent = [c for c in _NEEDED_COLUMNS if c not in (reader.fieldnames or ())]
+        reader = csv.reader(file, strict=True)
+        names = next(reader, [])
+        absent = [c for c in _NEEDED_COLUMNS if c not in names]
         if absent:
             raise ValueError(f"no column {', '.join(absent)}")
+        places = [names.index(field) if field in names else None for field in ScoreRow._fields]
         rows = []
         for record in reader:
-            if None in record or None in record.values():
+            if len(record) != len(names):
                 raise ValueError(f"line {reader.line_num} is not whole")
-            rows.append(_score(record, reader.line_num))
+            rows.append(_score(["" if i is None else record[i].strip() for i in places], reader.line_num))
     return _without_repeats(rows)
 
 
@@ -188,38 +203,38 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def _score(record: Mapping[str, str], line: int) -> ScoreRow:
-    def number(key: str) -> float:
-        text = (record.get(key) or "").strip()
-        try:
-            return float(text) if text else math.nan  # pandas writes NaN as an empty field
-        except ValueError:
-            raise ValueError(f"line {line}: {key} is {text!r}, not a number") from None
+def _score(texts: Sequence[str], line: int) -> ScoreRow:
+    """A row from the texts of its fields, in their order; those that are absent are empty."""
+    metric, value, error, n, split, tau, kappa, draws, better, unit, status, note = texts
+    try:
+        counts = [_count(text) for text in (n, tau, kappa, draws)]
+        return ScoreRow(
+            metric,
+            _number(value),
+            _number(error),
+            counts[0] or 0,
+            split or "test",
+            *counts[1:],
+            better,
+            unit,
+            status or "ok",
+            note,
+        )
+    except ValueError as problem:
+        raise ValueError(f"line {line}: {problem}") from None
 
-    def count(key: str) -> int | None:
-        text = (record.get(key) or "").strip()
-        if text in ("", "None"):
-            return None
-        value = number(key)
-        return None if math.isnan(value) else int(value)
 
-    def text(key: str) -> str:
-        return (record.get(key) or "").strip()
+def _number(text: str) -> float:
+    try:
+        return float(text) if text else math.nan  # pandas writes NaN as an empty field
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
 
-    return ScoreRow(
-        metric=text("metric"),
-        value=number("value"),
-        standard_error=number("standard_error"),
-        n=count("n") or 0,
-        split=text("split") or "test",
-        tau=count("tau"),
-        kappa=count("kappa"),
-        draws=count("draws"),
-        better=text("better"),
-        unit=text("unit"),
-        status=text("status") or "ok",
-        note=text("note"),
-    )
+
+@cache
+def _count(text: str) -> int | None:
+    value = math.nan if text == "None" else _number(text)
+    return None if math.isnan(value) else int(value)
 
 
 def _without_repeats(rows: Sequence[ScoreRow]) -> tuple[ScoreRow, ...]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from bnn_runner.report import style
 from bnn_runner.report.columns import Column, group_of, is_companion
-from bnn_runner.report.tables import Entry, Row, Table, aggregate, main_score
+from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MAX_PANELS = 11  # of one data set; the tables hold the rest
+_MOST_PANELS = 24  # of one figure: of many data sets each shows its first columns, two at least
 _ACROSS = 4
 _PANEL_WIDTH = 2.6
 
@@ -29,7 +30,8 @@ def comparison_figure(table: Table, path: Path) -> Path:
 
     blocks = _blocks(table)
     looks = {name: i for i, name in enumerate(dict.fromkeys(_identity(r) for rows in blocks.values() for r in rows))}
-    columns = {block: _shown(table, rows) for block, rows in blocks.items()}
+    most = min(_MAX_PANELS, max(2, _MOST_PANELS // len(blocks) - 1))
+    columns = {block: _shown(table, rows)[:most] for block, rows in blocks.items()}
     curves = {block: _curves(rows) for block, rows in blocks.items()}
     panels = {block: len(columns[block]) + bool(curves[block]) for block in blocks}
     across = min(_ACROSS, max(panels.values()))
@@ -67,9 +69,8 @@ def _blocks(table: Table) -> dict[tuple[str, str], list[Row]]:
 
 
 def _shown(table: Table, rows: Sequence[Row]) -> list[Column]:
-    """Columns that some row has a number for; of many, the first."""
-    shown = [c for c in table.columns if any(c in r.entries and r.entries[c].n for r in rows)]
-    return shown[:_MAX_PANELS]
+    """Columns that some row has a number for."""
+    return [c for c in table.columns if any(c in r.entries and r.entries[c].n for r in rows)]
 
 
 def _labels(table: Table, rows: Sequence[Row]) -> list[str]:
@@ -116,15 +117,13 @@ def _curves(rows: Sequence[Row]) -> dict[int, Curve]:
     curves: dict[int, Curve] = {}
     for i, row in enumerate(rows):
         cells = list(row.group.done.values())
-        columns = {
-            s.column for c in cells for s in c.scores if s.tau and s.kappa is None and not is_companion(s.metric)
-        }
+        columns = {k for c in cells for k in c.main_scores if k.tau and k.kappa is None and not is_companion(k.metric)}
         joint = sorted((c for c in columns if group_of(c.metric) == "joint"), key=lambda c: (c.metric, c.tau or 0))
         names = [c.metric for c in joint]
         joint = [c for c in joint if c.metric == max(names, key=names.count)]
         curve = []
         for column in joint:
-            scores = [s for s in (main_score(c, column) for c in cells) if s is not None]
+            scores = [c.main_scores[column] for c in cells if column in c.main_scores]
             entry = aggregate(scores)
             if entry.n and math.isfinite(entry.mean):
                 curve.append((column.tau or 1, entry))

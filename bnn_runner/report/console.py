@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from bnn_runner.report.cells import ScoreRow
 from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS, EXACT, GROUP_ORDER, Column, group_of, is_companion
-from bnn_runner.report.render import number
+from bnn_runner.report.numbers import number
 
 if TYPE_CHECKING:
     from bnn_runner.scoring import Score

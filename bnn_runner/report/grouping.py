@@ -10,6 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from bnn_runner.errors import UserError
@@ -19,6 +20,7 @@ from bnn_runner.report.cells import Cell
 ABSENT = "—"
 
 
+@cache
 def is_neutral(field: str) -> bool:
     """Whether a dotted configuration field may differ within a row: the seed, and what is no part of a cell's id.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import quantiles
 
 from bnn_runner.report.cells import Cell, ScoreRow
 from bnn_runner.report.columns import AT_DRAWS, Column, choose
@@ -22,8 +23,9 @@ SHORTENED = "‡"
 class Entry:
     """One metric of one row over its finished seeds.
 
-    `mean` and `standard_error` (s/√n with n − 1 in s; NaN at n = 1) are over the n seeds that have a
-    number or should have: one seed that is NaN makes the mean NaN. `nonfinite` counts NaN and ±inf,
+    `mean`, `standard_error` (s/√n with n − 1 in s; NaN at n = 1) and `quartiles` (first, median, third; linear
+    between the sorted values) are over the n seeds that have a number or should have: one seed that is NaN makes
+    them NaN. `nonfinite` counts NaN and ±inf,
     `not_applicable` the seeds that say n/a, `absent` the finished seeds that lack the score.
     """
 
@@ -36,6 +38,7 @@ class Entry:
     marked: bool = False
     better: str = ""
     unit: str = ""
+    quartiles: tuple[float, float, float] = (math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -114,23 +117,24 @@ def build(cells: Sequence[Cell], metrics: str | None = None) -> Table:
         if cell.data in seeds_of and cell.seed >= 0:
             seeds_of[cell.data].add(cell.seed)
     finished = [cell for group in groups for cell in group.done.values()]
-    columns = choose(list({s.column for c in finished for s in c.scores if not _same_at_fewer_draws(s)}), metrics)
+    known = {column for cell in finished for column in cell.main_scores if not _same_at_fewer_draws(column)}
+    columns = choose(list(known), metrics)
     rows = [
-        Row(
-            group,
-            {name: texts[i] for name, texts in extra.items()},
-            _entries(group, columns),
-            _missing(group, seeds_of[group.key.data]),
-        )
+        row_of(group, {name: texts[i] for name, texts in extra.items()}, columns, seeds_of[group.key.data])
         for i, group in enumerate(groups)
     ]
     columns = [c for c in columns if any(c in row.entries for row in rows)]
     return Table(rows, columns, list(extra), _notes(rows, columns, loose), _provenance(cells))
 
 
-def _same_at_fewer_draws(score: ScoreRow) -> bool:
+def row_of(group: Group, extra: dict[str, str], columns: Sequence[Column], seeds: Iterable[int] = ()) -> Row:
+    """The row of a group; `seeds` are those that it should have."""
+    return Row(group, extra, _entries(group, columns), _missing(group, seeds))
+
+
+def _same_at_fewer_draws(column: Column) -> bool:
     # One column could not hold S/4, S/2 and S; metrics.csv and the run's joint figure do.
-    return score.metric.endswith(AT_DRAWS)
+    return column.metric.endswith(AT_DRAWS)
 
 
 def aggregate(scores: Sequence[ScoreRow], absent: int = 0) -> Entry:
@@ -153,13 +157,15 @@ def aggregate(scores: Sequence[ScoreRow], absent: int = 0) -> Entry:
         marked=any(s.status not in ("ok", "n/a") for s in scores),
         better=next((s.better for s in scores if s.better), ""),
         unit=next((s.unit for s in scores if s.unit), ""),
+        quartiles=_quartiles(values) if n and not nonfinite else (math.nan, math.nan, math.nan),
     )
 
 
-def main_score(cell: Cell, column: Column) -> ScoreRow | None:
-    """The score of that column that used the most draws (the others show how it converges)."""
-    found = [s for s in cell.scores if s.column == column]
-    return max(found, key=lambda s: s.draws or 0) if found else None
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    if len(values) == 1:
+        return (values[0], values[0], values[0])
+    first, median, third = quantiles(values, n=4, method="inclusive")
+    return first, median, third
 
 
 def _nonfinite_mean(values: Sequence[float]) -> float:
@@ -172,7 +178,7 @@ def _nonfinite_mean(values: Sequence[float]) -> float:
 def _entries(group: Group, columns: Sequence[Column]) -> dict[Column, Entry]:
     entries = {}
     for column in columns:
-        found = [s for s in (main_score(cell, column) for cell in group.done.values()) if s is not None]
+        found = [cell.main_scores[column] for cell in group.done.values() if column in cell.main_scores]
         if found:
             entries[column] = aggregate(found, absent=len(group.done) - len(found))
     return entries
@@ -219,14 +225,13 @@ def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[Cell]
     unfinished = [c.name for c in everything if c.status == "unfinished"]
     if unfinished:
         notes.append(f"not finished (running, or killed): {', '.join(unfinished)}.")
-    for column in columns:
-        reasons = {
-            s.note
-            for row in rows
-            for cell in row.group.done.values()
-            for s in cell.scores
-            if s.column == column and s.status == "n/a" and s.note
-        }
+    reasons_of: dict[Column, set[str]] = {column: set() for column in columns}
+    for row in rows:
+        for cell in row.group.done.values():
+            for s in cell.scores:
+                if s.status == "n/a" and s.note and s.column in reasons_of:
+                    reasons_of[s.column].add(s.note)
+    for column, reasons in reasons_of.items():
         notes += [f"n/a: {column.label}: {reason.rstrip('.')}." for reason in sorted(reasons)]
     recipes = sorted({row.group.key.recipe for row in rows if row.group.key.recipe is not None})
     if len(recipes) > 1:

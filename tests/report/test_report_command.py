@@ -10,7 +10,7 @@ def _run(write_cell, *arguments):
 def test_report_writes_tables_and_figure(nine_cells, capsys, is_picture):
     assert _run(nine_cells) == 0
     folder = nine_cells.outputs / "results"
-    assert sorted(p.name for p in folder.iterdir()) == [f"comparison.{e}" for e in ("csv", "md", "png", "tex")]
+    assert sorted(p.name for p in folder.iterdir()) == [f"comparison.{e}" for e in ("csv", "html", "md", "png", "tex")]
     assert is_picture(folder / "comparison.png")
     assert (folder / "comparison.md").read_text().strip() in capsys.readouterr().out
 
@@ -42,10 +42,18 @@ def test_filters_and_formats(nine_cells):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method", "laplase"], ["Did you mean laplace?", "--method"]),
+        (["--method", "laplase"], ["Did you mean laplace?", "method="]),
         (["--method", "laplase", "--data", "yatch"], ["laplace", "yacht"]),
         (["--metrics", "rsme"], ["Did you mean rmse?"]),
-        (["--format", "html"], ["--format", "csv"]),
+        (["--format", "pdf"], ["--format", "csv"]),
+        (["data"], ["'data' is no filter", "field=value"]),
+        (["shedule.epochs=3"], ["Did you mean schedule.epochs"]),
+        (["schedule.epochs=3"], ["schedule.epochs= takes: 100"]),
+        (["--rows", "methd"], ["Did you mean method"]),
+        (["--rows", "data", "--columns", "data"], ["on both axes"]),
+        (["--rows", "data"], ["method (map, ensemble)", "--rows data,method"]),
+        (["--baseline", "method=sgld"], ["No finished row is the baseline method=sgld"]),
+        (["--ranks", "method=map"], ["two methods"]),
         (["--name", "a/b"], ["--name"]),
         (["--output-dir", "/nonexistent/folder"], ["There is no folder", "--output-dir"]),
     ],

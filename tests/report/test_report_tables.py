@@ -8,7 +8,9 @@ import pytest
 from bnn_runner.errors import UserError
 from bnn_runner.report.cells import ScoreRow, find_cells
 from bnn_runner.report.columns import Column, choose, in_order
-from bnn_runner.report.render import escape_latex, number, to_csv, to_latex, to_markdown
+from bnn_runner.report.grid import escape_latex
+from bnn_runner.report.numbers import number
+from bnn_runner.report.render import report_of, to_csv, to_latex, to_markdown
 from bnn_runner.report.tables import aggregate, build
 
 RMSE = Column("rmse")
@@ -49,7 +51,7 @@ def test_a_seed_that_is_no_number_is_never_averaged_away(write_cell, bad):
     entry = _row(table, "map").entries[RMSE]
     assert not math.isfinite(entry.mean)
     assert (entry.n, entry.nonfinite) == (5, 1)
-    assert "(1 of 5)" in to_markdown(table)
+    assert "(1 of 5)" in to_markdown(report_of(table))
     assert table.best(RMSE) == set()  # nobody is left to be better than
     record = next(r for r in csv.DictReader(io.StringIO(to_csv(table))) if r["method"] == "map")
     assert record["rmse_mean"] == ("inf" if bad == "inf" else "nan")
@@ -65,7 +67,7 @@ def test_missing_failed_and_cut_seeds_are_told(nine_cells):
     assert ordinary.missing == {3: "not run", 4: "not run"}
     assert (laplace.count("failed"), laplace.count("cut")) == (1, 1)
     assert table.best(RMSE) == set()  # best only among its survivors
-    text = to_markdown(table)
+    text = to_markdown(report_of(table))
     assert "FAILED yacht/mlp/laplace/3-2000abcd: loss is nan at epoch 2" in text
     assert "CUT yacht/mlp/laplace/4-2000abcd: SIGTERM" in text
     assert "Traceback" not in text
@@ -85,7 +87,7 @@ def test_one_seed_has_no_standard_error_and_is_never_bold(write_cell):
     write_cell("laplace", 0, [("rmse", 1.0)])
     table = _table(write_cell)
     assert table.best(RMSE) == set()
-    assert "±" not in to_markdown(table).split("Mean ±")[0]
+    assert "±" not in to_markdown(report_of(table)).split("Mean ±")[0]
     assert next(csv.DictReader(io.StringIO(to_csv(table))))["rmse_se"] == ""
 
 
@@ -99,8 +101,8 @@ def test_bold_needs_two_standard_errors_of_the_difference(write_cell, gap, bold)
     table = _table(write_cell)
     places = {i for i, row in enumerate(table.rows) if row.group.key.method == "laplace"}
     assert table.best(RMSE) == (places if bold else set())
-    assert to_latex(table).count("\\textbf{") == int(bold)
-    assert to_markdown(table).count("**") == 2 * int(bold)
+    assert to_latex(report_of(table)).count("\\textbf{") == int(bold)
+    assert to_markdown(report_of(table)).count("**") == 2 * int(bold)
 
 
 def test_bold_compares_within_a_data_set_only(write_cell):
@@ -149,7 +151,7 @@ def test_shortened_runs_stand_apart_and_are_marked(nine_cells):
     nine_cells("map", 5, [("rmse", 3.0)], shortened=short, hash8="9000abcd")
     table = _table(nine_cells)
     assert sorted(row.n for row in table.rows) == [1, 3, 3, 3]
-    text = to_markdown(table)
+    text = to_markdown(report_of(table))
     assert "map‡" in text
     assert "epochs: 12 of 100" in text
 
@@ -163,7 +165,7 @@ def test_not_applicable_and_not_converged_keep_their_marks(write_cell):
         ]
         write_cell("map", seed, scores)
     table = _table(write_cell)
-    text = to_markdown(table)
+    text = to_markdown(report_of(table))
     assert "-1.000 ± 0†" in text
     assert "| " + "n/a".rjust(len("ood_auroc (ood/far) ↓")) + " |" in text
     assert "n/a: ood_auroc (ood/far): no data." in text
@@ -178,12 +180,12 @@ def test_partly_not_applicable_says_of_how_many():
 def test_finished_seed_without_the_score_lowers_n(write_cell):
     write_cell(seed=0, scores=[("rmse", 1.0), ("crps", 1.0)])
     write_cell(seed=1, scores=[("rmse", 1.0)])
-    assert "(n=1)" in to_markdown(_table(write_cell))
+    assert "(n=1)" in to_markdown(report_of(_table(write_cell)))
 
 
 def test_kinds_get_tables_of_their_own(nine_cells):
     nine_cells("map", 0, [("accuracy", 0.9)], data="digits", kind="classification")
-    text = to_markdown(_table(nine_cells))
+    text = to_markdown(report_of(_table(nine_cells)))
     classes, regression = text.split("### regression")
     assert "accuracy" in classes
     assert "accuracy" not in regression.split("Mean ±")[0]
@@ -193,7 +195,7 @@ def test_latex_has_its_form(write_cell):
     for seed in range(2):
         config = {"prior.kind_%": "a_b & 50% #1 {x} ~^\\"} if seed else {}
         write_cell("laplace_kfac", 0, [("ood_auroc", -0.5)], config=config, hash8=f"{seed}000abcd")
-    text = to_latex(_table(write_cell))
+    text = to_latex(report_of(_table(write_cell)))
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert body[0] == "\\begin{tabular}{llllrr}"
     assert [line for line in body if line.endswith("rule")] == ["\\toprule", "\\midrule", "\\bottomrule"]

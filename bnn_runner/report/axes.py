@@ -1,0 +1,117 @@
+"""Tables by chosen axes: any field as rows, any field as columns; rows that no axis tells apart are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bnn_runner.errors import UserError
+from bnn_runner.report.cells import Cell
+from bnn_runner.report.columns import unknown
+from bnn_runner.report.fields import OWN, group_text, known_fields
+from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.grouping import ABSENT, Group
+from bnn_runner.report.numbers import Summary
+from bnn_runner.report.render import header
+from bnn_runner.report.tables import Row, Table, row_of
+
+_MOST_NAMED = 6
+
+
+def by_axes(table: Table, rows: Sequence[str], columns: Sequence[str], summary: Summary) -> tuple[Grid, ...]:
+    """One grid whose lines are the values of `rows`, or with `columns` one grid a metric with their values on top.
+
+    Seeds are averaged unless `seed` is an axis. Raises `UserError` for a field that no cell has, and
+    where runs of several settings would share a place, naming what they differ in.
+    """
+    cells = [c for row in table.rows for c in (*row.group.done.values(), *row.group.others)]
+    known = known_fields(cells)
+    problems = [unknown("field", f, known, "An axis") for f in (*rows, *columns) if f not in known]
+    problems += [f"The field {f} is on both axes. Name it once." for f in rows if f in columns]
+    if problems:
+        raise UserError(*problems)
+    found = _each_seed(table.rows) if "seed" in (*rows, *columns) else table.rows
+    places: dict[tuple[tuple[str, ...], tuple[str, ...]], Row] = {}
+    for row in found:
+        if not row.n:
+            continue
+        place = tuple(group_text(row.group, f) for f in rows), tuple(group_text(row.group, f) for f in columns)
+        other = places.setdefault(place, row)
+        if other is not row:
+            _refuse(other.group, row.group, (*rows, *columns), place)
+    lines = list(dict.fromkeys(left for left, _ in places))
+    if not columns:
+        heads = tuple(header(c, table) for c in table.columns)
+        made = []
+        for left in lines:
+            row = places[left, ()]
+            made.append(Line((*left, str(row.n)), tuple(row.entries.get(c) for c in table.columns), row.n))
+        return (Grid("by " + ", ".join(rows), (*rows, "n"), len(rows), heads, tuple(made), "", summary),)
+    tops = sorted({top for _, top in places}, key=lambda top: tuple(_order(t) for t in top))
+    grids = []
+    for column in table.columns:
+        made = []
+        for left in lines:
+            there = [places.get((left, top)) for top in tops]
+            most = max(row.n for row in there if row is not None)
+            made.append(Line(left, tuple(None if row is None else row.entries.get(column) for row in there), most))
+        heads = tuple(
+            ", ".join(f"{f}={t}" if f not in OWN else t for f, t in zip(columns, top, strict=True)) for top in tops
+        )
+        counts = sorted({line.n for line in made})
+        told = f"n = {counts[0]}" if len(counts) == 1 else f"n up to {counts[-1]}, other n are told"
+        title = f"{header(column, table)} by {', '.join(columns)}"
+        grids.append(Grid(title, tuple(rows), len(rows), heads, tuple(made), f"{told} seeds.", summary))
+    return tuple(grids)
+
+
+def _each_seed(rows: Sequence[Row]) -> list[Row]:
+    return [
+        row_of(replace(row.group, done={seed: cell}, others=()), row.extra, list(row.entries))
+        for row in rows
+        for seed, cell in row.group.done.items()
+    ]
+
+
+def _order(text: str) -> tuple[int, float, str]:
+    """Numbers by size, then words."""
+    try:
+        return (0, float(text), text)
+    except ValueError:
+        return (1, 0.0, text)
+
+
+def differing(a: Group, b: Group) -> list[str]:
+    """Fields in which two rows differ; a group's choice stands for all the settings it makes."""
+    choices = sorted(
+        {name for g in (a, b) for c in _cells(g) for name in c.choices}
+        - {"metric", "experiment", "data", "model", "method"}
+    )
+    found = [name for name in ("data", "model", "method") if group_text(a, name) != group_text(b, name)]
+    found += [name for name in choices if group_text(a, name) != group_text(b, name)]
+    one, two = a.key.values, b.key.values
+    covered = set(found)
+    for name in sorted({*one, *two}):
+        if one.get(name, ABSENT) != two.get(name, ABSENT) and name.split(".", 1)[0] not in covered:
+            found.append(name)
+    found += ["recipe"] if a.key.recipe != b.key.recipe else []
+    return found + (["shortened by the time limit"] if a.key.shortened != b.key.shortened else [])
+
+
+def _cells(group: Group) -> list[Cell]:
+    return [*group.done.values(), *group.others]
+
+
+def _refuse(a: Group, b: Group, axes: Sequence[str], place: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
+    where = ", ".join(f"{f}={t}" for f, t in zip(axes, (*place[0], *place[1]), strict=True))
+    names = differing(a, b)
+    told = ", ".join(
+        f"{name} ({group_text(a, name)}, {group_text(b, name)})" if group_text(a, name) != ABSENT else name
+        for name in names[:_MOST_NAMED]
+    )
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    first = names[0] if names else "seed"
+    raise UserError(
+        f"Runs of different settings would share the place {where}: they differ in {told}{more}. Their mean would "
+        f"mix settings. Make it an axis (--rows {','.join(axes)},{first}), or keep one value ({first}=...)."
+    )

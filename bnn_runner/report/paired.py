@@ -1,0 +1,96 @@
+"""Differences from a baseline, seed by seed: what both share (split, initial weights) cancels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bnn_runner.errors import UserError
+from bnn_runner.report.axes import differing
+from bnn_runner.report.columns import Column
+from bnn_runner.report.fields import Filter, group_text
+from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.numbers import Summary
+from bnn_runner.report.render import header
+from bnn_runner.report.tables import Entry, Row, Table, aggregate
+
+
+def paired_differences(table: Table, baseline: Sequence[Filter], summary: Summary) -> Grid:
+    """Each row minus the baseline of its data set and model: d_s = x_s − b_s over the seeds that both have.
+
+    Mean d ± s_d/√n, n the shared seeds. The baseline is the row that the filters choose; where several
+    remain, the one that shares most settings with the row. Raises `UserError` where none is chosen.
+    """
+    chosen = [row for row in table.rows if row.n and all(f.matches(group_text(row.group, f.name)) for f in baseline)]
+    words = " ".join(f"{f.name}={','.join(f.values)}" for f in baseline)
+    if not chosen:
+        raise UserError(
+            f"No finished row is the baseline {words}. A difference needs one. Name another with --baseline, as in "
+            "--baseline method=map."
+        )
+    lines, alone = [], []
+    free = {f.name for f in baseline}
+    for row in table.rows:
+        if row in chosen or not row.n:
+            continue
+        rival = _baseline_of(row, chosen, free)
+        if rival is None:
+            alone.append(row.name)
+            continue
+        shared = [seed for seed in row.group.done if seed in rival.group.done]
+        entries = tuple(_difference(row, rival, column, shared) for column in table.columns)
+        separated = frozenset(j for j, e in enumerate(entries) if e is not None and _is_separated(e))
+        key = row.group.key
+        told = [key.data, key.model, key.method, *(row.extra[e] for e in table.extra), str(len(shared))]
+        lines.append(Line(tuple(told), entries, len(shared), separated if summary == "mean" else frozenset()))
+    if not lines:
+        raise UserError(
+            f"No row has the baseline {words} beside it: same data, same code, same model. Run the baseline there, or "
+            "name another with --baseline."
+        )
+    names = ("data", "model", "method", *table.extra)
+    heads = tuple(f"Δ {header(c, table)}" for c in table.columns)
+    note = f"Differences from {words}, seed by seed; bold: more than 2 standard errors from 0 (n of 2 or more)."
+    note += f" Without a baseline: {', '.join(alone)}." if alone else ""
+    return Grid(f"differences from {words}", (*names, "n"), len(names), heads, tuple(lines), note, summary)
+
+
+def _baseline_of(row: Row, chosen: Sequence[Row], free: set[str]) -> Row | None:
+    there = [b for b in chosen if b.group.key.data_key == row.group.key.data_key]
+    if "model" not in free:
+        there = [b for b in there if b.group.key.model == row.group.key.model]
+    if not there:
+        return None
+    distance = [sum(name not in free for name in differing(row.group, b.group)) for b in there]
+    nearest = [b for b, d in zip(there, distance, strict=True) if d == min(distance)]
+    if len(nearest) > 1:
+        raise UserError(
+            f"Two rows are as near a baseline for {row.name}: {nearest[0].name} and {nearest[1].name} (they differ in "
+            f"{', '.join(differing(nearest[0].group, nearest[1].group))}). Add a filter to --baseline."
+        )
+    return nearest[0]
+
+
+def _difference(row: Row, rival: Row, column: Column, seeds: Sequence[int]) -> Entry | None:
+    scores = []
+    for seed in seeds:
+        one = row.group.done[seed].main_scores.get(column)
+        two = rival.group.done[seed].main_scores.get(column)
+        if one is None or two is None:
+            continue
+        status = next((s.status for s in (one, two) if s.status != "ok"), "ok")
+        scores.append(one._replace(value=one.value - two.value, status=status))
+    return aggregate(scores, absent=len(seeds) - len(scores)) if scores else None
+
+
+def _is_separated(entry: Entry) -> bool:
+    clean = entry.n > 1 and not (entry.nonfinite or entry.not_applicable or entry.marked)
+    return clean and entry.standard_error > 0 and abs(entry.mean) > 2 * entry.standard_error
+
+
+def without_extra(grid: Grid) -> Grid:
+    """The grid less the columns of words in which all lines agree."""
+    kept = [j for j in range(len(grid.words)) if j < 3 or j >= grid.left or len({x.words[j] for x in grid.lines}) > 1]
+    lines = tuple(replace(line, words=tuple(line.words[j] for j in kept)) for line in grid.lines)
+    left = sum(j < grid.left for j in kept)
+    return replace(grid, words=tuple(grid.words[j] for j in kept), left=left, lines=lines)

@@ -1,0 +1,72 @@
+"""Mean rank of each method over data sets: who is best on the whole, whatever the units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bnn_runner.errors import UserError
+from bnn_runner.report.cells import ScoreRow
+from bnn_runner.report.columns import Column
+from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.render import header
+from bnn_runner.report.tables import Entry, Row, Table, aggregate
+
+Name = tuple[str, ...]
+
+
+def mean_ranks(table: Table) -> Grid:
+    """1 is the best of a data set and model by its mean over seeds, ties share their mean rank; mean ± se over them.
+
+    A data set counts for a column where every method has a number there, so that all are ranked among
+    the same rivals. Raises `UserError` where no column has two methods on one data set.
+    """
+    blocks: dict[tuple[object, ...], dict[Name, Row]] = {}
+    for row in table.rows:
+        key = row.group.key
+        blocks.setdefault((key.data_key, key.model), {})[(key.method, *row.extra.values())] = row
+    names = list(dict.fromkeys(name for block in blocks.values() for name in block))
+    columns = [c for c in table.columns if _better(table, c)]
+    found = {column: _ranks(blocks, names, column, _better(table, column)) for column in columns}
+    columns = [c for c in columns if any(found[c].values())]
+    if len(names) < 2 or not columns:
+        raise UserError(
+            "--ranks needs two methods or more that all have a number on a data set. Run the missing cells, or choose "
+            "methods that were run on the same data with method=a,b."
+        )
+    lines = []
+    for name in names:
+        entries = tuple(_entry(found[c][name], c) for c in columns)
+        lines.append(Line(name, entries, max(e.n for e in entries)))
+    told = "; ".join(f"{c.label}: {len(found[c][names[0]])} of {len(blocks)}" for c in columns)
+    note = f"Rank 1 is best; mean ± standard error over data sets. Data sets with a number of every method: {told}."
+    heads = tuple(f"rank of {header(c, table)}" for c in columns)
+    return Grid("mean ranks", ("method", *table.extra), 1 + len(table.extra), heads, tuple(lines), note)
+
+
+def _better(table: Table, column: Column) -> str:
+    return next((row.entries[column].better for row in table.rows if column in row.entries), "")
+
+
+def _ranks(
+    blocks: dict[tuple[object, ...], dict[Name, Row]], names: Sequence[Name], column: Column, better: str
+) -> dict[Name, list[float]]:
+    ranks: dict[Name, list[float]] = {name: [] for name in names}
+    for block in blocks.values():
+        means = [_mean(block.get(name), column) for name in names]
+        if any(math.isnan(m) for m in means):
+            continue
+        values = [-m for m in means] if better == "higher" else means
+        for name, value in zip(names, values, strict=True):
+            below, equal = sum(v < value for v in values), sum(v == value for v in values)
+            ranks[name].append(below + (equal + 1) / 2)
+    return ranks
+
+
+def _mean(row: Row | None, column: Column) -> float:
+    entry = row.entries.get(column) if row else None
+    return entry.mean if entry is not None and entry.n and not entry.not_applicable else math.nan
+
+
+def _entry(ranks: Sequence[float], column: Column) -> Entry:
+    return aggregate([ScoreRow(column.metric, r, better="lower") for r in ranks])
