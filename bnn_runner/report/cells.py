@@ -207,14 +207,15 @@ def _score(texts: Sequence[str], line: int) -> ScoreRow:
     """A row from the texts of its fields, in their order; those that are absent are empty."""
     metric, value, error, n, split, tau, kappa, draws, better, unit, status, note = texts
     try:
-        counts = [_count(text) for text in (n, tau, kappa, draws)]
         return ScoreRow(
             metric,
             _number(value),
             _number(error),
-            counts[0] or 0,
+            _count(n) or 0,
             split or "test",
-            *counts[1:],
+            _count(tau),
+            _count(kappa),
+            _count(draws),
             better,
             unit,
             status or "ok",
