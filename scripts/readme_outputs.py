@@ -121,7 +121,7 @@ def method_table(catalogue: Catalogue) -> str:
         draws = f"its {number}" if method.finite else "any number" if method.predictive == "draws" else "–"
         joint = "exact" if method.finite else "by draws" if method.predictive == "draws" else "regression, exact"
         form = "–" if method.predictive == "draws" else "regression exact, classes probit"
-        if method.predictive == "draws" and not method.finite and getattr(method, "predict", "") == "draws":
+        if number == 1 and not method.finite and getattr(method, "predict", "") == "draws":
             form = "regression, beside the draws"
         cells = [
             f"`{choice}`",

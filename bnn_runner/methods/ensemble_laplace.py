@@ -1,0 +1,128 @@
+"""Mixtures of Laplace approximations: each member of a deep ensemble has its own (Eschenhagen et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.errors import RunFailed, raise_all
+from bnn_runner.hyper import HyperRule
+from bnn_runner.linearised.basis import HeldKind
+from bnn_runner.linearised.output_curvature import Kind
+from bnn_runner.linearised.point import Mode
+from bnn_runner.linearised.structures import Structure
+from bnn_runner.methods.laplace import Laplace
+from bnn_runner.mixtures import Mixture, predictive_log_densities, stacking_weights
+from bnn_runner.modes import true_float32
+from bnn_runner.posteriors import member_distances
+from bnn_runner.streams import derive_seed
+from bnn_runner.tasks import Task, TaskSpec
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class EnsembleLaplace:
+    """Σ_m w_m N(w*_m, (H_m + Λ_m)⁻¹) over `size` independently trained networks; member 0 is the MAP network.
+
+    mixture: uniform weights, or validation: those with the largest log-likelihood of the validation
+    part under the mixture. Every member chooses its precision by itself, by the hyper rule. predict: draws (of
+    the tangent models) or network (through the networks themselves); a mixture is no Gaussian, so it has no
+    closed form. The other keys are those of `Laplace`.
+    """
+
+    size: int = 5
+    mixture: Literal["uniform", "validation"] = "uniform"
+    structure: Structure | Literal["auto"] = "auto"
+    curvature: Kind = "ggn"
+    fisher_samples: int = 1
+    sharing: Literal["expand", "reduce"] = "expand"
+    bias: Literal["separate", "joint"] = "separate"
+    weights: Literal["all", "last_layer"] = "all"
+    hold: tuple[HeldKind, ...] = ()
+    predict: Literal["draws", "network"] = "draws"
+    mode: Mode = "network"
+    tangent_tolerance: float = 1e-7
+    tangent_passes: int = 2000
+    finite: ClassVar[bool] = False
+    uses_hyper: ClassVar[bool] = True
+    predictive: ClassVar[Predictive] = "draws"
+    cites: ClassVar[tuple[str, ...]] = ("eschenhagen2021", "lakshminarayanan2017", "immer2021", "daxberger2021")
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise_all([f"method.size={self.size} is no ensemble. It must be 1 or more."])
+        self._laplace()  # which refuses what it cannot be
+
+    def _laplace(self) -> Laplace:
+        """What each member's posterior is."""
+        return Laplace(**{f.name: getattr(self, f.name) for f in fields(Laplace) if hasattr(self, f.name)})
+
+    def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
+        problems = self._laplace().problems(spec, hyper)
+        if self.mixture == "validation" and spec.val_fraction == 0:
+            problems.append(
+                "method.mixture=validation weighs the members on validation data, and data.val_fraction=0 leaves none. "
+                "Set data.val_fraction=0.1, or take method.mixture=uniform."
+            )
+        return problems
+
+    def needs(self) -> list[TrainingSpec]:
+        return [TrainingSpec(member) for member in range(self.size)]
+
+    def settled(self, task: Task, network: Network) -> EnsembleLaplace:
+        return replace(self, structure=self._laplace().settled(task, network).structure)
+
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> Mixture:
+        distance = member_distances(networks)
+        if len(networks) > 1 and distance == 0.0:
+            raise RunFailed("all ensemble members have the same weights: their seeds are not distinct")
+        laplace, members = self._laplace(), []
+        for m, network in enumerate(networks):
+            seed = context.seed if m == 0 else derive_seed(context.seed, "member", m)
+            told = _told(context.progress, f"member {m + 1} of {len(networks)}, ")
+            members.append(laplace.fit(task, [network], replace(context, seed=seed, progress=told)))
+        reports = [dict(member.report) for member in members]
+        notes = [f"member {m}: {note}" for m, r in enumerate(reports) for note in r["notes"]]
+        report: dict[str, Any] = {
+            "members": len(members),
+            "member_distance": distance,
+            "structure": reports[0]["structure"],
+            "evidence_over": f"{reports[0]['evidence_over']} of each member; a mixture has none of its own",
+            "member_evidence_nats": [r["evidence_nats"] for r in reports],
+            "member_prior_precision": [r["prior_precision"] for r in reports],
+            "member_newton_decrement_nats": [r["newton_decrement_nats"] for r in reports],
+            "hyper_status": ", ".join(dict.fromkeys(str(r["hyper_status"]) for r in reports)),
+            "repairs": {
+                k: sum(r["repairs"].get(k, 0) for r in reports) for k in {k for r in reports for k in r["repairs"]}
+            },
+        }
+        weights = torch.full((len(members),), 1 / len(members), dtype=torch.float64)
+        if self.mixture == "validation":
+            with true_float32():
+                logs = predictive_log_densities(members, task.val, context.seed, BATCH).cpu()
+            uniform, weights = weights, stacking_weights(logs)
+            scores = [float(torch.logsumexp(w.log().unsqueeze(1) + logs, 0).mean()) for w in (uniform, weights)]
+            gain = f"{scores[1] - scores[0]:.3g} nats a point above equal weights"
+            notes.append(f"mixture weights by {logs.shape[1]} validation points: {_listed(weights)} ({gain} there)")
+        notes.insert(
+            0, f"log evidence of each member, {reports[0]['evidence_over']}: {_listed(report['member_evidence_nats'])}"
+        )
+        report |= {
+            "mixture_weights": weights.tolist(),
+            "effective_members": float(1 / weights.square().sum()),
+            "notes": notes,
+        }
+        return Mixture(tuple(members), weights, report, members[0].treatment)
+
+
+def _listed(values: Sequence[float] | torch.Tensor) -> str:
+    return ", ".join(f"{float(v):.4g}" for v in values)
+
+
+def _told(progress: Callable[[str, int, int], None], prefix: str) -> Callable[[str, int, int], None]:
+    return lambda stage, done, total: progress(prefix + stage, done, total)
