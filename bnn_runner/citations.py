@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 BY_CLASS: dict[str, tuple[str, ...]] = {
     "Laplace": ("mackay1992", "khan2019", "immer2021", "daxberger2021"),
+    "LaplaceSampled": ("mackay1992", "khan2019", "immer2021", "antoran2023"),
     "Ensemble": ("lakshminarayanan2017",),
     "MCDropout": ("gal2016", "srivastava2014"),
     "ConcreteDropout": ("gal2017",),
@@ -26,6 +27,9 @@ BY_STRUCTURE: dict[str, tuple[str, ...]] = {
 """Of the curvature structures that a posterior's report may name."""
 
 ENTRIES: dict[str, str] = {
+    "antoran2023": """@inproceedings{antoran2023,
+  author = {Antor{\\'a}n, Javier and Padhy, Shreyas and Barbano, Riccardo and Nalisnick, Eric and Janz, David and Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel},
+  title = {Sampling-based inference for large linear models, with application to linearised {L}aplace}, booktitle = {ICLR}, year = {2023}}""",
     "mackay1992": """@article{mackay1992,
   author = {MacKay, David J. C.}, title = {A practical {B}ayesian framework for backpropagation networks},
   journal = {Neural Computation}, volume = {4}, number = {3}, pages = {448--472}, year = {1992}}""",

@@ -156,6 +156,26 @@ class NetworkLaplace:
 
 
 @dataclass(frozen=True)
+class SampledLaplace:
+    """q(w) = N(w*, (H + Λ)⁻¹) known by draws alone, seen through the tangent model: no moments in closed form."""
+
+    jacobians: Jacobians
+    gaussian: WeightGaussian
+    likelihood: Likelihood
+    report: Mapping[str, Any]
+    treatment: Mapping[str, str]
+    finite: bool = False
+
+    def draws(self, num_draws: int, seed: int) -> LinearisedDraws:
+        return LinearisedDraws(self.jacobians, self.gaussian, seed, 0, num_draws)
+
+    def centre(self, x: Tensor) -> Tensor:
+        """f(x, w*) [B, K], the mean of the draws: the MAP network's own outputs."""
+        with torch.no_grad():
+            return self.jacobians.network(x)
+
+
+@dataclass(frozen=True)
 class LinearisedLaplace:
     """q(w) = N(w*, (H + Λ)⁻¹) seen through the tangent model."""
 

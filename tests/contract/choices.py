@@ -78,7 +78,8 @@ def small_model(name: str) -> Model:
 
 def small_method(name: str) -> Method:
     chains = {"chains": 2, "length": 8.0, "keep": 16, "step": 1e-3, "cycles": 2, "draws": 8, "warmup": 8}
-    return make("method", name, size=3, rate=0.5, epochs=3, lr=0.001, **chains, max_leapfrogs=1, force=True)
+    few = {"max_leapfrogs": 1, "samples": 4, "probes": 2}
+    return make("method", name, size=3, rate=0.5, epochs=3, lr=0.001, force=True, **chains, **few)
 
 
 def fitting_task(model: Model, kind: str, seed: int = 0) -> Task:

@@ -1,0 +1,168 @@
+"""The curvature of a task as an operator: products with H = Σ_n J_nᵀ R_n R_nᵀ J_n, without any matrix of P × P.
+
+Its rows are the N·C directions Rᵀ J of the training set. They are kept where they are few; otherwise
+each pass over the data makes them anew, batch after batch, in the form that each layer gives
+(`factors`), so that memory does not grow with N or with the number of vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnn_runner.linearised.algebra import wide
+from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.linearised.output_curvature import OutputCurvature
+from bnn_runner.posterior_store import CannotBeSaved
+from bnn_runner.streams import generator
+from bnn_runner.tasks import Split, Task
+
+KEPT_BYTES = 2**30
+"""Rows of the whole training set up to this size are kept (float64)."""
+SAVED_BYTES = 2**30
+"""A posterior carries its training inputs up to this size."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows Rᵀ J of B points: kept [B, C, P], or as the Jacobians' factors."""
+
+    kept: Tensor | None
+    factors: BatchJacobians | None
+
+    def push(self, vectors: Tensor) -> Tensor:
+        """Rᵀ J v for vectors [S, P]: [B, C, S]."""
+        if self.kept is not None:
+            return self.kept @ vectors.T
+        assert self.factors is not None
+        tensors = self.factors.tensors.values()
+        parts = vectors.split([j.size for j in tensors], dim=1)
+        moved = [j.apply(part.contiguous()) for j, part in zip(tensors, parts, strict=True)]
+        return sum(moved[1:], moved[0])
+
+    def pull(self, values: Tensor) -> Tensor:
+        """Σ_b Jᵀ R u_b for values [B, C, S]: [S, P]."""
+        if self.kept is not None:
+            return values.flatten(0, 1).T @ self.kept.flatten(0, 1)
+        assert self.factors is not None
+        return torch.stack([self.factors.pull(column) for column in values.unbind(-1)])
+
+
+@dataclass
+class TrainingRows:
+    """Products with the rows of the whole training set, or of some of its points. Counts its passes over the data.
+
+    `uniforms` [N, M, ·] are those of a sampled output curvature; `dtype` is that of vectors: float64 where the
+    rows are kept, else the network's.
+    """
+
+    split: Split
+    jacobians: Jacobians
+    curvature: OutputCurvature
+    uniforms: Tensor | None
+    columns: int
+    _progress: Callable[[str, int, int], None] = field(default=lambda stage, done, total: None, repr=False)
+    passes: float = 0.0
+    _kept: Tensor | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        jacobians: Jacobians,
+        curvature: OutputCurvature,
+        progress: Callable[[str, int, int], None],
+    ) -> TrainingRows:
+        columns = curvature.columns(task, jacobians.network)
+        return cls(task.train, jacobians, curvature, curvature.uniforms(task), columns, progress)
+
+    def state(self) -> dict[str, Any]:
+        """What makes the same rows again (`posterior_store.Saves`): the training inputs as the network takes them."""
+        first, _ = self.split.gather(torch.arange(1))
+        if (size := len(self) * first.numel() * first.element_size()) > SAVED_BYTES:
+            raise CannotBeSaved(
+                f"the training inputs, which draws of a sampled Laplace posterior are solved from, take "
+                f"{size / 2**30:.1f} GiB (at most {SAVED_BYTES / 2**30:.0f} GiB are saved)"
+            )
+        x, y = self.split.gather(torch.arange(len(self)))
+        return {
+            "x": x, "y": y, "jacobians": self.jacobians, "curvature": self.curvature,
+            "uniforms": self.uniforms, "columns": self.columns,
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> TrainingRows:
+        split = Split(state["x"], state["y"], torch.arange(len(state["x"])))
+        return cls(split, state["jacobians"], state["curvature"], state["uniforms"], state["columns"])
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    @property
+    def keeps(self) -> bool:
+        return 8 * len(self) * self.columns * self.size <= KEPT_BYTES
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return sum(self.jacobians.sizes().values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        first = self.jacobians.network.parameters[self.jacobians.names[0]]
+        return wide(first[:0]).dtype if self.keeps else first.dtype
+
+    @property
+    def device(self) -> torch.device:
+        first = self.jacobians.network.parameters[self.jacobians.names[0]]
+        return wide(first[:0]).device if self.keeps else first.device
+
+    def batches(self, vectors: int, indices: Tensor | None = None) -> Iterator[tuple[Tensor, Rows]]:
+        """Places [B] and rows of the training set in order, or of the points `indices`; `vectors` move through them."""
+        where = torch.arange(len(self)) if indices is None else indices
+        self.passes += len(where) / len(self)
+        if self.keeps:
+            if self._kept is None:
+                self._kept = torch.cat([wide(j.dense()) for _, j in self._made(torch.arange(len(self)), "any")])
+            yield where, Rows(self._kept if indices is None else self._kept[where.to(self._kept.device)], None)
+            return
+        for part, jacobians in self._made(where, vectors):
+            yield part, Rows(None, jacobians)
+
+    def _made(self, where: Tensor, use: Any) -> Iterator[tuple[Tensor, BatchJacobians]]:
+        likelihood = self.jacobians.network.likelihood
+        done = 0
+        for part in where.split(self.jacobians.batch_size(self.columns, use=use)):
+            self._progress("pass over the training set", done, len(where))
+            done += len(part)
+            x, y = self.split.gather(part)
+            u = None if self.uniforms is None else self.uniforms[part.to(self.uniforms.device)]
+            assert y is not None
+            yield part, self.jacobians(x, partial(self.curvature.root, likelihood, y=y, uniforms=u))
+
+    def product(self, vectors: Tensor, indices: Tensor | None = None) -> Tensor:
+        """H v for vectors [S, P]: [S, P]; with `indices`, Σ over these points alone. One pass."""
+        total = torch.zeros_like(vectors)
+        for _, rows in self.batches(len(vectors), indices):
+            total += rows.pull(rows.push(vectors))
+        return total
+
+    def pulled(self, values: Tensor) -> Tensor:
+        """Σ_n J_nᵀ R_n u_n for values [N, C, S]: [S, P]. One pass."""
+        total = torch.zeros(values.shape[-1], self.size, dtype=self.dtype, device=self.device)
+        for part, rows in self.batches(len(total)):
+            total += rows.pull(values[part].to(total))
+        return total
+
+    def targets(self, seed: int, start: int, stop: int) -> Tensor:
+        """The noise ε [N, C, S] of draws `start` to `stop`, on the CPU."""
+        shape = len(self), self.columns
+        drawn = [
+            torch.randn(shape, generator=generator(seed, "targets", s), dtype=torch.float64) for s in range(start, stop)
+        ]
+        return torch.stack(drawn, dim=-1).to(self.dtype)

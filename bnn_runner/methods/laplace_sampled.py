@@ -1,0 +1,205 @@
+"""Sampled Laplace: the full GGN posterior of the tangent model by its draws, each one solved linear problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.errors import raise_all
+from bnn_runner.hyper import Evidence, HyperRule, PrecisionProblem
+from bnn_runner.linearised.evidence import log_evidence, log_likelihood, squared_norms, validation_logliks
+from bnn_runner.linearised.invariance import scale_invariant
+from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
+from bnn_runner.linearised.lanczos import Spectrum
+from bnn_runner.linearised.newton import newton_decrement
+from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
+from bnn_runner.linearised.posterior import SampledLaplace
+from bnn_runner.linearised.rows import TrainingRows
+from bnn_runner.linearised.sampling import SampledCurvature
+from bnn_runner.linearised.solvers import ConjugateGradients, Descent, Objective, Solver
+from bnn_runner.modes import true_float32
+from bnn_runner.tasks import Task, TaskSpec
+
+CG_UP_TO = 4096
+"""Training points up to which auto takes conjugate gradients where the rows are too many to keep."""
+
+
+@dataclass(frozen=True)
+class LaplaceSampled:
+    """Draws of N(w*, (H + Λ)⁻¹), H the whole GGN, by sample-then-optimise (Antorán et al. 2023); nothing of P × P.
+
+    curvature and fisher_samples as in `Laplace`. solver: cg, conjugate gradients until no output is off by
+    more than `tolerance` of its posterior standard deviation, or `passes` over the data are made; sgd, descent
+    with `sgd_momentum` (Nesterov's) and averaged iterates over `sgd_passes`, minibatches of `sgd_batch_size`,
+    the step `sgd_step` in units of the inverse of their largest curvature, on the `objective` low_variance
+    or noisy_targets; auto, cg up to 4,096 points or where the Jacobian of all of them fits 1 GiB,
+    else sgd. samples: draws solved in the fit, which give effective dimensions; those that predictions use
+    are solved when asked for. probes and lanczos_steps: of the log determinant in the evidence; probes=0
+    leaves the evidence out.
+    """
+
+    curvature: Kind = "ggn"
+    fisher_samples: int = 1
+    solver: Literal["auto", "cg", "sgd"] = "auto"
+    tolerance: float = 0.01
+    passes: int = 500
+    objective: Objective = "low_variance"
+    sgd_passes: int = 20
+    sgd_step: float = 0.5
+    sgd_momentum: float = 0.9
+    sgd_batch_size: int = 256
+    samples: int = 16
+    probes: int = 8
+    lanczos_steps: int = 50
+    predictive: ClassVar[Predictive] = "draws"
+    finite: ClassVar[bool] = False
+    uses_hyper: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"method.{name}={value} is no number of these. It must be {least} or more."
+            for name, value, least in (
+                ("fisher_samples", self.fisher_samples, 1),
+                ("passes", self.passes, 3),
+                ("sgd_passes", self.sgd_passes, 3),
+                ("sgd_batch_size", self.sgd_batch_size, 1),
+                ("samples", self.samples, 2),
+                ("lanczos_steps", self.lanczos_steps, 2),
+            )
+            if value < least
+        ]
+        if self.probes < 0 or self.probes == 1:
+            problems.append(
+                f"method.probes={self.probes} gives no standard error. It must be 2 or more, or 0 for no evidence."
+            )
+        if not 0 < self.tolerance < 1:
+            problems.append(
+                f"method.tolerance={self.tolerance} is no part of a standard deviation. It lies between 0 and 1."
+            )
+        if not 0 < self.sgd_step < 1.3:
+            problems.append(
+                f"method.sgd_step={self.sgd_step} cannot descend: with momentum, steps above 4/3 of the inverse "
+                "curvature diverge. It lies between 0 and 1.3."
+            )
+        if not 0 <= self.sgd_momentum < 1:
+            problems.append(f"method.sgd_momentum={self.sgd_momentum} is none. It lies between 0 (none) and 1.")
+        if self.solver == "cg" and self.objective != "low_variance":
+            problems.append(
+                "method.objective=noisy_targets would be ignored under method.solver=cg, for which both objectives "
+                "are the same linear problem. Use method.solver=sgd with it, or drop it."
+            )
+        if self.fisher_samples > 1 and self.curvature != "mc_fisher":
+            problems.append(
+                f"method.fisher_samples={self.fisher_samples} would be ignored under method.curvature={self.curvature}."
+                " Use method.curvature=mc_fisher with it, or drop it."
+            )
+        raise_all(problems)
+
+    def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
+        if hyper is None:
+            return ["this method needs a hyperparameter rule. Add hyper=fixed, hyper=fixed_point or hyper=evidence."]
+        if isinstance(hyper, Evidence) and hyper.family != "isotropic":
+            return [
+                f"hyper=evidence hyper.family={hyper.family} climbs the log determinant's gradient in several "
+                "precisions, which one stochastic spectrum does not have. Use hyper=fixed_point with that family, "
+                "or hyper.family=isotropic."
+            ]
+        if isinstance(hyper, Evidence) and not self.probes:
+            return ["hyper=evidence needs the evidence, which method.probes=0 leaves out. Use method.probes=8."]
+        return []
+
+    def needs(self) -> list[TrainingSpec]:
+        return [TrainingSpec(0)]
+
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> SampledLaplace:
+        with true_float32(), torch.no_grad():
+            return self._fit(task, networks[0], context)
+
+    def _fit(self, task: Task, network: Network, context: FitContext) -> SampledLaplace:
+        assert context.hyper is not None
+        jacobians = Jacobians(network)
+        few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
+        jacobians.learn_shapes(few[:CHECKED_POINTS])
+        rows = TrainingRows.of(
+            task, jacobians, OutputCurvature(self.curvature, self.fisher_samples, context.seed), context.progress
+        )
+        solver = self._solver(rows)
+        spectrum = Spectrum(rows, context.seed, self.probes, self.lanczos_steps) if self.probes else None
+        dtype = network.parameters[jacobians.names[0]].dtype
+        curvature = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
+        loglik, squares = log_likelihood(task, network), squared_norms(network, curvature.groups)
+        invariant = scale_invariant(network, few, jacobians.names)
+        problem = PrecisionProblem(
+            names=tuple(g.name for g in curvature.groups),
+            start=torch.tensor([network.prior_precision[g.name] for g in curvature.groups], dtype=torch.float64),
+            evidence=lambda precisions: log_evidence(loglik, squares, curvature, precisions),
+            validation=partial(validation_logliks, task, jacobians, curvature),
+            effective_dimensions=curvature.effective_dimensions,
+            squares=lambda _: squares,
+            invariant=tuple(g.name for g in curvature.groups if g.name in invariant),
+        )
+        with torch.enable_grad():
+            choice = context.hyper.choose(problem)
+            evidence = float(problem.evidence(choice.precisions))
+        precisions, gaussian = choice.precisions, curvature.gaussian(choice.precisions)
+        dimensions = curvature.dimension_samples(precisions)
+        decrement = newton_decrement(task, jacobians, curvature.groups, precisions, gaussian)
+        facts = curvature.facts(precisions)
+        notes = list(choice.notes)
+        if isinstance(solver, ConjugateGradients) and facts["sample_error_sd"] > self.tolerance:
+            notes.append(
+                f"conjugate gradients left draws off by up to {facts['sample_error_sd']:.2g} of a posterior standard "
+                f"deviation (method.tolerance={self.tolerance}) after {self.passes} passes; raise method.passes, or "
+                "the prior precision"
+            )
+        report: dict[str, Any] = {
+            "structure": "sampled",
+            "output_curvature": self.curvature,
+            "weights_in_basis": rows.size,
+            "mode": "network",
+            "solver": "cg" if isinstance(solver, ConjugateGradients) else f"sgd ({self.sgd_passes} passes)",
+            "samples": self.samples,
+            "draws_solved": "on demand",
+            **facts,
+            **self._evidence(curvature, precisions, evidence),
+            "train_loglik_nats": loglik,
+            "newton_decrement_nats": decrement,
+            "scale_invariant": list(invariant),
+            "effective_dimension": float(dimensions.sum(1).mean()),
+            "effective_dimension_standard_error": float(dimensions.sum(1).std()) / self.samples**0.5,
+            "prior_precision": float(precisions[0]) if bool((precisions == precisions[0]).all()) else None,
+            **choice.report,
+            "passes_over_data": round(rows.passes, 1),
+            "repairs": {},
+            "notes": notes,
+        }
+        if report["prior_precision"] is None:
+            report["prior_precisions"] = dict(zip(problem.names, precisions.tolist(), strict=True))
+        treatment = dict.fromkeys(jacobians.names, "full curvature, by sampling")
+        return SampledLaplace(jacobians, gaussian, network.likelihood, report, treatment)
+
+    def _solver(self, rows: TrainingRows) -> Solver:
+        cg = self.solver == "cg" or (self.solver == "auto" and (rows.keeps or len(rows) <= CG_UP_TO))
+        if cg:
+            return ConjugateGradients(self.tolerance, self.passes)
+        return Descent(self.sgd_step, self.sgd_momentum, self.sgd_batch_size, self.sgd_passes, self.objective)
+
+    def _evidence(self, curvature: SampledCurvature, precisions: Tensor, evidence: float) -> dict[str, Any]:
+        """The evidence with the standard error that its log determinant has from the probes."""
+        if curvature.spectrum is None:
+            return {}
+        estimates = curvature.log_det_samples(precisions)
+        facts = {
+            "evidence_nats": evidence,
+            "evidence_standard_error_nats": 0.5 * float(estimates.std()) / self.probes**0.5,
+            "evidence_over": "all weights",
+        }
+        if bool((precisions == precisions[0]).all()):
+            facts["evidence_truncation_nats"] = 0.5 * curvature.spectrum.truncation(precisions[:1])
+        return facts
