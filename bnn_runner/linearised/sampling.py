@@ -22,16 +22,13 @@ from bnn_runner.linearised.solvers import Right, Solution, Solver, Whitened
 from bnn_runner.modes import true_float32
 from bnn_runner.streams import generator
 
-BLOCK_FLOATS = 2**26
-"""Numbers in the solutions of one block of draws."""
 KEPT_FLOATS = 2**27
 """Numbers of solved draws that are kept for the next call."""
-MOST_DRAWS_AT_ONCE = 8
 
 
 def draws_at_once(size: int) -> int:
-    """Draws that are solved together, for P weights."""
-    return max(1, min(MOST_DRAWS_AT_ONCE, BLOCK_FLOATS // size))
+    """Draws that are solved together, for P weights: 64 of small networks, 8 of large ones, fewer above 16 M."""
+    return max(1, min(64, max(8, 2**20 // size), 2**27 // size))
 
 
 def normals(rows: TrainingRows, seed: int, start: int, stop: int) -> Tensor:

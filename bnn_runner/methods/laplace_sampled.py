@@ -133,7 +133,7 @@ class LaplaceSampled:
         spectrum = Spectrum(rows, context.seed, self.probes, self.lanczos_steps) if self.probes else None
         dtype = network.parameters[jacobians.names[0]].dtype
         curvature = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
-        loglik, squares = log_likelihood(task, network), squared_norms(network, curvature.groups)
+        loglik, squares = log_likelihood(task, network), squared_norms(jacobians, curvature.groups)
         invariant = scale_invariant(network, few, jacobians.names)
         problem = PrecisionProblem(
             names=tuple(g.name for g in curvature.groups),

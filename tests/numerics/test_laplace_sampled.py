@@ -41,8 +41,8 @@ def test_draws_have_the_covariance_of_the_whole_curvature(
     task, network = small(kind, layerwise=True)
     exact = Laplace(structure="full").fit(task, [network], context(Fixed())).gaussian
     posterior = method.fit(task, [network], context(Fixed()))
-    count = 600
-    monkeypatch.setattr(sampling, "MOST_DRAWS_AT_ONCE", count)
+    count = 150 if anew else 600
+    monkeypatch.setattr(sampling, "draws_at_once", lambda size: count)
     draws = posterior.gaussian.sample(1, 0, count)
     random = torch.randn(25, draws.shape[1], generator=generator(0, "projections"), dtype=torch.float64)
     directions = torch.cat([random, dense_jacobian(network, task.test.inputs)])
