@@ -67,12 +67,10 @@ def report(arguments: argparse.Namespace) -> list[Path]:
     pictures: list[Path] = []
     try:
         if arguments.figure and any(row.n for row in table.rows):
-            from bnn_runner.report.comparison import comparison_figure
-
-            folder.mkdir(parents=True, exist_ok=True)
-            pictures.append(comparison_figure(table, folder / f"{name}.png"))
+            pictures = _figures(table, folder, name)
         texts = {"csv": to_csv(table), "md": to_markdown(made), "tex": to_latex(made)}
-        texts["html"] = to_html(made, name, pictures, commands) if "html" in formats else ""
+        if "html" in formats:
+            texts["html"] = to_html(made, name, pictures, commands, _figures_of_runs(table))
         files = {folder / f"{name}.{form}": texts[form] for form in formats}
         if "csv" in formats and (arguments.rows or arguments.columns or arguments.baseline or arguments.ranks):
             files[folder / f"{name}_tables.csv"] = grids_to_csv(made.grids)
@@ -86,6 +84,22 @@ def report(arguments: argparse.Namespace) -> list[Path]:
     missing = ["what is missing:", *(f"  {c}" for c in commands), ""] if commands else []
     _show(to_markdown(made), *missing, "wrote " + ", ".join(str(f) for f in (*files, *pictures)))
     return [*files, *pictures]
+
+
+def _figures(table: Table, folder: Path, name: str) -> list[Path]:
+    from bnn_runner.report.comparison import comparison_figure
+    from bnn_runner.report.sweep_curves import sweep_curves
+
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [comparison_figure(table, folder / f"{name}.png"), sweep_curves(table, folder / f"{name}_curves.png")]
+    return [path for path in found if path is not None]
+
+
+def _figures_of_runs(table: Table) -> dict[str, list[Path]]:
+    """By row, those of its first finished seed."""
+    cells = {row.name: next(iter(row.group.done.values())) for row in table.rows if row.n}
+    found = {f"{name}, seed {c.seed}": sorted((c.path / "figures").glob("*.png")) for name, c in cells.items()}
+    return {name: files for name, files in found.items() if files}
 
 
 def _report(table: Table, arguments: argparse.Namespace) -> Report:

@@ -28,8 +28,8 @@ def comparison_figure(table: Table, path: Path) -> Path:
     """
     from matplotlib.figure import Figure
 
-    blocks = _blocks(table)
-    looks = {name: i for i, name in enumerate(dict.fromkeys(_identity(r) for rows in blocks.values() for r in rows))}
+    blocks = blocks_of(table)
+    looks = {name: i for i, name in enumerate(dict.fromkeys(identity(r) for rows in blocks.values() for r in rows))}
     most = min(_MAX_PANELS, max(2, _MOST_PANELS // len(blocks) - 1))
     columns = {block: _shown(table, rows)[:most] for block, rows in blocks.items()}
     curves = {block: _curves(rows) for block, rows in blocks.items()}
@@ -47,8 +47,8 @@ def comparison_figure(table: Table, path: Path) -> Path:
             style.tidy(ax)
         for spare in axes[panels[block] :]:
             spare.set_axis_off()
-        look = [looks[_identity(r)] for r in rows]
-        labels = _labels(table, rows)
+        look = [looks[identity(r)] for r in rows]
+        labels = labels_of(table, rows)
         for i, column in enumerate(columns[block]):
             _dots(axes[i], rows, column, labels if i % across == 0 else None, look)
         if curves[block]:
@@ -56,11 +56,13 @@ def comparison_figure(table: Table, path: Path) -> Path:
     return style.save(figure, path)
 
 
-def _identity(row: Row) -> tuple[str, ...]:
+def identity(row: Row) -> tuple[str, ...]:
+    """What has one colour and marker in every panel."""
     return (row.group.key.method, *row.extra.values())
 
 
-def _blocks(table: Table) -> dict[tuple[str, str], list[Row]]:
+def blocks_of(table: Table) -> dict[tuple[str, str], list[Row]]:
+    """(data, model) -> its rows that have a finished seed."""
     blocks: dict[tuple[str, str], list[Row]] = {}
     for row in table.rows:
         if row.n:
@@ -73,7 +75,8 @@ def _shown(table: Table, rows: Sequence[Row]) -> list[Column]:
     return [c for c in table.columns if any(c in r.entries and r.entries[c].n for r in rows)]
 
 
-def _labels(table: Table, rows: Sequence[Row]) -> list[str]:
+def labels_of(table: Table, rows: Sequence[Row]) -> list[str]:
+    """The method of each row and, on further lines, what else tells it apart."""
     told = [e for e in table.extra if len({r.extra[e] for r in rows}) > 1]
     return ["\n".join([r.group.key.method, *(f"{e.split('.')[-1]}={r.extra[e]}" for e in told)]) for r in rows]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bnn_runner.report.grid import html_table
 from bnn_runner.report.render import Report
+
+_MOST_BYTES = 10_000_000  # of figures of single runs
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; color: #1c1c1c; }
@@ -54,8 +56,18 @@ for (const th of document.querySelectorAll('th')) {
 """
 
 
-def to_html(report: Report, title: str, pictures: Sequence[Path] = (), commands: Sequence[str] = ()) -> str:
-    """The page; it asks for no other file and no network (its own policy forbids both)."""
+def to_html(
+    report: Report,
+    title: str,
+    pictures: Sequence[Path] = (),
+    commands: Sequence[str] = (),
+    runs: Mapping[str, Sequence[Path]] | None = None,
+) -> str:
+    """The page; it asks for no other file and no network (its own policy forbids both).
+
+    `pictures` are of the whole table, `runs` those of single runs by the row's name: folded, and of the
+    first rows where all would make a file too large to open.
+    """
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     out = ["<!doctype html>", '<html lang="en"><head><meta charset="utf-8">']
     out += [f'<meta http-equiv="Content-Security-Policy" content="{policy}">', '<link rel="icon" href="data:,">']
@@ -71,8 +83,26 @@ def to_html(report: Report, title: str, pictures: Sequence[Path] = (), commands:
             html.escape("\n".join(commands)),
             "</pre>",
         ]
-    for picture in pictures:
-        data = base64.b64encode(picture.read_bytes()).decode("ascii")
-        out.append(f'<p><img alt="{html.escape(picture.stem)}" src="data:image/png;base64,{data}"></p>')
+    out += [_image(picture) for picture in pictures]
+    out += _folded(runs or {})
     out += [f"<footer>{html.escape(report.provenance)}</footer>", f"<script>{_SCRIPT}</script>", "</body></html>"]
     return "\n".join(out) + "\n"
+
+
+def _folded(runs: Mapping[str, Sequence[Path]]) -> list[str]:
+    out: list[str] = []
+    size = left_out = 0
+    for name, files in runs.items():
+        size += sum(f.stat().st_size for f in files)
+        if size > _MOST_BYTES:
+            left_out += 1
+            continue
+        out.append(f"<details><summary>{html.escape(name)}</summary>{''.join(map(_image, files))}</details>")
+    if left_out:
+        out.append(f"<p>Figures of {left_out} more rows lie in the folders of their runs.</p>")
+    return ["<h2>Figures of one run of each row</h2>", *out] if out else []
+
+
+def _image(picture: Path) -> str:
+    data = base64.b64encode(picture.read_bytes()).decode("ascii")
+    return f'<p><img alt="{html.escape(picture.stem)}" src="data:image/png;base64,{data}"></p>'

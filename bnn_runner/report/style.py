@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
 # Okabe and Ito's palette without its yellow, which is too pale on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5A5A5A", "#000000")
@@ -27,6 +27,13 @@ def colour(index: int) -> str:
 def marker(index: int) -> str:
     """The marker of the index-th method, so that colour is never the only sign."""
     return MARKERS[index % len(MARKERS)]
+
+
+def handle(index: int) -> Any:
+    """What stands for the index-th method in a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour(index), marker=marker(index), markersize=5, lw=1.2)
 
 
 def new_figure(rows: int = 1, columns: int = 1, width: float = 4.6, height: float = 3.6) -> tuple[Figure, list[Axes]]:
@@ -62,7 +69,7 @@ def title(figure: Figure, text: str) -> None:
     figure.suptitle(text, fontsize=10, fontweight="bold")
 
 
-def legend_below(figure: Figure, handles: list[Any], labels: list[str], columns: int = 4) -> None:
+def legend_below(figure: FigureBase, handles: list[Any], labels: list[str], columns: int = 4) -> None:
     """One legend under all panels, so that it covers no data."""
     if handles:
         figure.legend(

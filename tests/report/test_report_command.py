@@ -10,7 +10,9 @@ def _run(write_cell, *arguments):
 def test_report_writes_tables_and_figure(nine_cells, capsys, is_picture):
     assert _run(nine_cells) == 0
     folder = nine_cells.outputs / "results"
-    assert sorted(p.name for p in folder.iterdir()) == [f"comparison.{e}" for e in ("csv", "html", "md", "png", "tex")]
+    assert sorted(p.name for p in folder.iterdir()) == sorted(
+        ["comparison_curves.png", *(f"comparison.{e}" for e in ("csv", "html", "md", "png", "tex"))]
+    )
     assert is_picture(folder / "comparison.png")
     assert (folder / "comparison.md").read_text().strip() in capsys.readouterr().out
 

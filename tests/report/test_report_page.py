@@ -48,7 +48,7 @@ def test_the_page_needs_no_other_file(page):
     text = page.read_text()
     found = Page(text)
     assert found.asked == [] and "<script>alert" not in text and "&lt;script&gt;alert" in text
-    assert text.count("data:image/png;base64,") == 1
+    assert text.count("data:image/png;base64,") == 2
     assert [r[2] for r in found.rows[1:] if r] == ["map", "ensemble", "laplace", "sgld", "swag", "swag_diag"]
 
 
@@ -71,3 +71,17 @@ def test_a_click_sorts_the_table_without_error_or_request(page, tmp_path):
         ["laplace", "ensemble", "map", "swag_diag", "swag", "sgld"],
         ["swag", "swag_diag", "map", "ensemble", "laplace", "sgld"],
     ]
+
+
+def test_figures_of_runs_are_folded_into_the_page(nine_cells):
+    """Planted bugs: figures of every seed; a picture named by its path."""
+    from bnn_runner.report.style import new_figure, save
+
+    for seed in (1, 2):
+        folder = next(nine_cells.outputs.glob(f"runs/yacht/mlp/laplace/{seed}-*"))
+        save(new_figure()[0], folder / "figures" / f"bands{seed}.png")
+    save(new_figure()[0], next(nine_cells.outputs.glob("runs/yacht/mlp/map/0-*")) / "figures" / "curves.png")
+    assert main(["--output-dir", str(nine_cells.outputs), "--no-figure"]) == 0
+    text = (nine_cells.outputs / "results" / "comparison.html").read_text()
+    assert text.count("<details>") == 1 and "yacht/mlp/map, seed 0" in text and 'alt="curves"' in text
+    assert Page(text).asked == []

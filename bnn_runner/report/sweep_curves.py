@@ -1,0 +1,164 @@
+"""Curves of a table's rows side by side: joint scores over tau and kappa, scores under shift, training by epoch."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bnn_runner.report import style
+from bnn_runner.report.cells import ScoreRow
+from bnn_runner.report.columns import EXACT, Column, is_companion
+from bnn_runner.report.comparison import blocks_of, identity, labels_of
+from bnn_runner.report.tables import Entry, Row, Table, aggregate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_BLOCKS = 8
+_WIDTH, _HEIGHT = 3.4, 2.9
+Curve = list[tuple[float, Entry]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves by the place of their row."""
+
+    title: str
+    across: str
+    up: str
+    curves: Mapping[int, Curve]
+
+
+def sweep_curves(table: Table, path: Path) -> Path | None:
+    """One line of panels for each data set and model (the first 8), bands ± one standard error over seeds.
+
+    None where no row has a curve of two points.
+    """
+    from matplotlib.figure import Figure
+
+    shown = {block: (rows, _panels(rows)) for block, rows in list(blocks_of(table).items())[:_MOST_BLOCKS]}
+    shown = {block: (rows, panels) for block, (rows, panels) in shown.items() if panels}
+    if not shown:
+        return None
+    looks = {name: i for i, name in enumerate(dict.fromkeys(identity(r) for rows, _ in shown.values() for r in rows))}
+    across = max(len(panels) for _, panels in shown.values())
+    figure = Figure(figsize=(_WIDTH * across, (_HEIGHT + 0.7) * len(shown)), layout="constrained")
+    subfigures = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
+    for subfigure, (block, (rows, panels)) in zip(subfigures, shown.items(), strict=True):
+        subfigure.suptitle(" · ".join(block), fontsize=11, fontweight="bold")
+        axes = list(subfigure.subplots(1, across, squeeze=False).flat)
+        labels = [text.replace("\n", " ") for text in labels_of(table, rows)]
+        for ax in axes[len(panels) :]:
+            ax.set_axis_off()
+        for ax, panel in zip(axes, panels, strict=False):
+            style.tidy(ax)
+            _draw(ax, panel, [looks[identity(r)] for r in rows])
+        drawn = sorted({i for panel in panels for i in panel.curves})
+        handles = [style.handle(looks[identity(rows[i])]) for i in drawn]
+        style.legend_below(subfigure, handles, [labels[i] for i in drawn], columns=5)
+    return style.save(figure, path)
+
+
+def _panels(rows: Sequence[Row]) -> list[Panel]:
+    joint = _score_curves(rows, lambda c: c.tau if c.tau and c.kappa is None and "dyadic" not in c.metric else None)
+    dyadic = _score_curves(rows, lambda c: c.kappa if c.tau and c.kappa else None)
+    panels = [
+        Panel(_words(name), "block size tau", "log-likelihood / tau [nats]", curves) for name, curves in joint.items()
+    ]
+    panels += [
+        Panel(_words(name), "distinct anchors kappa", "log-likelihood / tau [nats]", curves)
+        for name, curves in dyadic.items()
+    ]
+    panels += _shift_panels(rows)
+    learning = {i: curve for i, row in enumerate(rows) if len(curve := _training(row)) > 1}
+    if learning:
+        panels.append(Panel("training", "epoch", "data term per point [nats]", learning))
+    return panels
+
+
+def _words(metric: str) -> str:
+    return metric.removesuffix("_loglik").replace("_", " ")
+
+
+def _score_curves(rows: Sequence[Row], place: Callable[[Column], int | None]) -> dict[str, dict[int, Curve]]:
+    """Metric -> row -> (place, score per point), of those with two places or more."""
+    found: dict[str, dict[int, Curve]] = {}
+    for i, row in enumerate(rows):
+        cells = list(row.group.done.values())
+        lines: dict[str, dict[int, list[ScoreRow]]] = defaultdict(lambda: defaultdict(list))
+        for cell in cells:
+            for column, score in cell.main_scores.items():
+                at = place(column)
+                if at is not None and column.split == "test" and not _is_beside(column.metric):
+                    lines[column.metric][at].append(score._replace(value=score.value / (score.tau or 1)))
+        for metric, line in lines.items():
+            curve = _curve(line)
+            if len(curve) > 1:
+                found.setdefault(metric, {})[i] = curve
+    return found
+
+
+def _is_beside(metric: str) -> bool:
+    return is_companion(metric) or metric.endswith(EXACT)
+
+
+def _curve(line: Mapping[int, Sequence[ScoreRow]] | Mapping[float, Sequence[ScoreRow]]) -> Curve:
+    entries = [(float(at), aggregate(scores)) for at, scores in sorted(line.items())]
+    return [(at, e) for at, e in entries if e.n and math.isfinite(e.mean)]
+
+
+def _shift_panels(rows: Sequence[Row]) -> list[Panel]:
+    """A panel for each score and kind of shift; level 0 are the clean points of the same kind."""
+    lines: dict[tuple[str, str], dict[int, dict[float, list[ScoreRow]]]] = {}
+    for i, row in enumerate(rows):
+        for cell in row.group.done.values():
+            for column, score in cell.main_scores.items():
+                if column.metric.startswith("shift_"):
+                    _, kind, level = column.split.split("/")
+                    places = lines.setdefault((column.metric, kind), {}).setdefault(i, defaultdict(list))
+                    places[float(level)].append(score)
+    panels = []
+    for (metric, kind), by_row in lines.items():
+        clean = lines.get((metric, "clean"), {})
+        curves = {i: _curve({**clean.get(i, {}), **found}) for i, found in by_row.items()}
+        if kind != "clean" and (curves := {i: c for i, c in curves.items() if len(c) > 1}):
+            name, kind = metric.removeprefix("shift_").replace("_", " "), kind.replace("_", " ")
+            panels.append(Panel(f"{kind}: {name}", "degrees" if kind == "rotation" else "level of shift", name, curves))
+    return panels
+
+
+def _training(row: Row) -> Curve:
+    """The data term by epoch, over members and seeds; empty where nothing was recorded."""
+    found: dict[float, list[ScoreRow]] = defaultdict(list)
+    for cell in row.group.done.values():
+        try:
+            with (cell.path / "history.csv").open(encoding="utf-8", newline="") as file:
+                for record in csv.DictReader(file):
+                    value = float(record.get("nll") or record.get("loss") or "nan")
+                    if math.isfinite(value):
+                        found[float(record["epoch"])].append(ScoreRow("nll", value))
+        except (OSError, ValueError, KeyError):
+            continue
+    return _curve(found)
+
+
+def _draw(ax: Axes, panel: Panel, look: Sequence[int]) -> None:
+    for i, curve in panel.curves.items():
+        x, y = [at for at, _ in curve], [e.mean for _, e in curve]
+        error = [e.standard_error if math.isfinite(e.standard_error) else 0.0 for _, e in curve]
+        shape = style.marker(look[i]) if len(curve) < 20 else ""
+        tone = style.colour(look[i])
+        ax.plot(x, y, color=tone, lw=1.2, marker=shape, markersize=4)
+        if any(error):
+            low, high = [a - b for a, b in zip(y, error, strict=True)], [a + b for a, b in zip(y, error, strict=True)]
+            ax.fill_between(x, low, high, color=tone, alpha=0.15, lw=0)
+    style.panel_title(ax, panel.title)
+    ax.set_xlabel(panel.across)
+    ax.set_ylabel(panel.up)
+    if all(float(at).is_integer() for curve in panel.curves.values() for at, _ in curve):
+        ax.locator_params(axis="x", integer=True, nbins=7)
