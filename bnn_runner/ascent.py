@@ -15,6 +15,8 @@ from torch import Tensor
 LONGEST_STEP = 2.0
 """At most this far in any variable at once: a factor e² in a precision."""
 _TOLERANCE = 1e-6
+_ROUNDING = 1e-15
+"""Of the objective: a step that promises less cannot be told from none."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,14 @@ def _line_search(
     low: float,
     high: float,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The first of the steps 1, ½, ¼ … that gains enough (Armijo, 1e-4); None if none does."""
+    """The first of the steps 1, ½, ¼ … that gains enough (Armijo, 1e-4); None if none does, or could be told to."""
     length = 1.0
     for _ in range(40):
         candidate = (point + length * direction).clamp(low, high)
-        new_value, new_gradient = _value_and_gradient(objective, candidate)
         gain = float(gradient @ (candidate - point))
+        if gain <= _ROUNDING * abs(float(value)):
+            return None
+        new_value, new_gradient = _value_and_gradient(objective, candidate)
         if (
             _is_finite(new_value, new_gradient)
             and float(new_value - value) >= 1e-4 * gain

@@ -118,11 +118,15 @@ class FullCurvature:
         """Log det(H + Λ) − log det Λ for one precision [1] or one a tensor [T], float64, differentiable.
 
         A single one costs O(P) after one eigendecomposition. Several cost a Cholesky factor
-        of the smaller side each time; on the dual side the Gram matrix of each tensor is cached.
+        of the smaller side each time, and its inverse for the derivatives.
         """
         if len(precisions) == 1:
             values, _ = self.isotropic_eigen()
             return torch.log1p(values / precisions[0].to(values.device)).sum()
+        return log_det(self._system(precisions), "the full curvature", self.repairs)
+
+    def _system(self, precisions: Tensor) -> Tensor:
+        """I + H̃ on the smaller side, differentiable; on the dual side from the cached Gram matrix of each tensor."""
         if self.gram is not None:
             scale = self._expand(precisions).rsqrt()
             matrix = scale[:, None] * self.gram * scale
@@ -133,17 +137,28 @@ class FullCurvature:
                 self._grams = torch.stack([p @ p.T for p in parts])
             matrix = torch.tensordot(precisions.to(self._grams.device).reciprocal(), self._grams, dims=1)
         identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-        return log_det(cholesky(matrix + identity, "the full curvature", self.repairs))
+        return matrix + identity
 
     @property
     def groups(self) -> tuple[Group, ...]:
         return each_tensor(tuple(self.sizes))
 
     def effective_dimensions(self, precisions: Tensor) -> Tensor:
-        """Tr_g H (H + Λ)⁻¹ = Σ_{j in g} Σ_i V_ji² s_i/(1 + s_i) of each tensor, [T]; V, s of Λ^{-½} H Λ^{-½}."""
-        gaussian = self.gaussian(precisions.expand(len(self.sizes)))
-        each = gaussian.vectors.square() @ (gaussian.values / (1 + gaussian.values))
-        return torch.stack([part.sum() for part in each.split(list(self.sizes.values()))]).cpu()
+        """Tr_g H (H + Λ)⁻¹ of each tensor, [T].
+
+        One precision for all: Σ_{j in g} Σ_i V_ji² s_i/(1 + s_i) with V, s of H̃, from the one spectrum. Several:
+        the diagonal of I − (I + H̃)⁻¹ (primal), or the trace of (I + H̃)⁻¹ times the group's Gram matrix over λ_g (dual).
+        """
+        parts = list(self.sizes.values())
+        if bool((precisions == precisions[0]).all()):
+            gaussian = self.gaussian(precisions.expand(len(parts)))
+            each = gaussian.vectors.square() @ (gaussian.values / (1 + gaussian.values))
+            return torch.stack([part.sum() for part in each.split(parts)]).cpu()
+        inverse = torch.cholesky_inverse(cholesky(self._system(precisions), "the full curvature", self.repairs))
+        if self.gram is not None:
+            return torch.stack([part.sum() for part in (1 - inverse.diagonal()).split(parts)]).cpu()
+        assert self._grams is not None
+        return torch.einsum("tij,ij->t", self._grams, inverse).cpu() / precisions.cpu()
 
     def gaussian(self, precisions: Tensor) -> FullGaussian:
         scale = self._expand(precisions).rsqrt()

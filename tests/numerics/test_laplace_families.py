@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from bnn_runner import posterior_store
 from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed
-from bnn_runner.hyper import Evidence, Fixed, FixedPoint, Grid
+from bnn_runner.hyper import Choice, Evidence, Fixed, FixedPoint, Grid, PrecisionProblem
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.linearised import full
 from bnn_runner.linearised.families import family_problems
@@ -304,3 +306,107 @@ def test_families_are_refused_where_they_have_no_spectrum() -> None:
     task, network = small("classification", num_train=20)
     with pytest.raises(RunFailed, match="EKFAC"):
         Laplace(structure="ekfac").fit(task, [network], context(Evidence(family="g")))
+
+
+# ----------------------------------------------------------------------------- searches that go wrong
+
+
+def synthetic(evidence: Any, dimensions: Any = None, squares: float = 1.0) -> PrecisionProblem:
+    """Two groups; the evidence and γ are given functions of the precisions."""
+    start = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    return PrecisionProblem(
+        names=("a", "b"),
+        start=start,
+        evidence=evidence,
+        validation=lambda candidates: [math.nan for _ in candidates],
+        effective_dimensions=dimensions or (lambda p: torch.ones(2, dtype=torch.float64)),
+        squares=lambda p: torch.full((2,), squares, dtype=torch.float64),
+        sizes=(3, 4),
+        diagonal=torch.ones(7, dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_search_that_meets_what_is_not_finite_says_so_and_keeps_its_start(value: float) -> None:
+    """Planted bug: NaN compared with a tolerance, so that the loop ends as converged."""
+    broken = synthetic(lambda p: value * p.sum(), lambda p: torch.full((2,), math.nan, dtype=torch.float64), value)
+    for rule in (
+        Evidence(family="layerwise"),
+        FixedPoint(family="layerwise"),
+        Evidence(family="parameter"),
+        FixedPoint(family="parameter"),
+    ):
+        choice = rule.choose(broken)
+        assert choice.report["hyper_status"] == "diverged"
+        kept = broken.start if len(choice.precisions) == 2 else broken.start.repeat_interleave(torch.tensor([3, 4]))
+        torch.testing.assert_close(choice.precisions, kept)
+        assert "start value" in choice.notes[0] and "hyper_iterations" in choice.report
+    failed = Grid().choose(broken)
+    assert failed.report["hyper_status"] == "failed" and failed.report["grid_not_finite"] == 17
+    assert torch.equal(failed.precisions, broken.start) and "training prior is kept" in failed.notes[0]
+
+
+def test_a_value_that_is_not_finite_on_the_way_is_stepped_around() -> None:
+    """The evidence is undefined above λ = 8 and best at 4: the search shortens its step and finds it."""
+    choice = Evidence().choose(synthetic(lambda p: -(p.log() - math.log(4)).square().sum() + 0 * (8 - p).log().sum()))
+    assert choice.report["hyper_status"] == "converged"
+    torch.testing.assert_close(choice.precisions, torch.full((2,), 4.0, dtype=torch.float64), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("rule", [Evidence(low=1e-3, high=1e3), FixedPoint(low=1e-3, high=1e3)])
+@pytest.mark.parametrize("upwards", [True, False])
+def test_a_search_that_runs_to_a_bound_says_so_and_keeps_its_start(rule: Any, upwards: bool) -> None:
+    """Planted bug: the bound itself taken for the optimum."""
+    sign = 1 if upwards else -1
+    away = synthetic(lambda p: sign * p.log().sum(), lambda p: 2.0**sign * p, 1.0)
+    choice = rule.choose(away)
+    assert choice.report["hyper_status"] == "at bound" and "start value" in choice.notes[0]
+    assert float(choice.precisions[0]) == pytest.approx(1.0)  # the one variable starts at the geometric mean
+    assert {"hyper_iterations", "hyper_gradient"} <= set(choice.report)
+
+
+@pytest.mark.parametrize("rule", [Evidence(steps=1), FixedPoint(steps=1)])
+def test_a_search_that_is_cut_short_says_so(rule: Any) -> None:
+    short = synthetic(lambda p: -0.5 * (50 * p - p.log()).sum(), lambda p: 1 / (1 + p), 50.0)
+    choice = rule.choose(short)
+    assert choice.report["hyper_status"] == "not converged" and "raise hyper.steps" in choice.notes[-1]
+    assert choice.report["hyper_gradient"] > 1e-2 and choice.report["hyper_iterations"] == 1
+
+
+def test_a_search_over_the_noise_that_diverges_keeps_the_noise_too() -> None:
+    """Planted bug: a noise of NaN, or one chosen for precisions that were not."""
+    task, network = small("regression", num_train=20)
+
+    @dataclass(frozen=True)
+    class Lost:
+        noise: str = "evidence"
+        family: str = "isotropic"
+        needs_validation: ClassVar[bool] = False
+
+        def choose(self, problem: PrecisionProblem) -> Choice:
+            return Choice(problem.start, {"hyper_status": "diverged"}, ("lost",))
+
+    lost = Laplace(structure="full").fit(task, [network], context(Lost())).report
+    fixed = Laplace(structure="full").fit(task, [network], context(Fixed())).report
+    assert lost["noise_sigma"] == lost["noise_sigma_trained"] and lost["prior_precision"] == fixed["prior_precision"]
+    assert lost["evidence_nats"] == pytest.approx(fixed["evidence_nats"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        (Laplace(structure="full"), Evidence(family="g", noise="evidence")),
+        (Laplace(structure="kfac"), Evidence(family="g")),
+        (DIAG, Evidence(family="g", noise="evidence")),
+        (DIAG, Evidence(family="parameter", noise="evidence")),
+    ],
+)
+def test_posteriors_of_every_family_come_back_from_disk(method: Laplace, rule: Evidence, tmp_path: Path) -> None:
+    task, network = small("regression", num_train=20)
+    posterior = method.fit(task, [network], context(rule))
+    posterior_store.save(posterior, tmp_path, {"run": "a"})
+    loaded: Any = posterior_store.load(tmp_path, {"run": "a"}, network.module, torch.device("cpu"))
+    x = task.test.inputs
+    assert torch.equal(posterior.draws(3, 0)(x), loaded.draws(3, 0)(x))
+    assert torch.equal(posterior.moments(x).covariance, loaded.moments(x).covariance)
+    assert torch.equal(posterior.likelihood.log_noise, loaded.likelihood.log_noise)  # type: ignore[attr-defined]

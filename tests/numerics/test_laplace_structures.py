@@ -14,6 +14,7 @@ from torch.func import functional_call, jacrev
 from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.hyper import Evidence, Fixed, FixedPoint
+from bnn_runner.linearised import full
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.output_curvature import OutputCurvature
 from bnn_runner.methods.laplace import Laplace
@@ -248,7 +249,10 @@ def test_the_fixed_point_is_the_optimum_of_the_gradient(structure: Any, family: 
     )
 
 
-def test_effective_dimensions_are_the_traces_of_the_groups() -> None:
+@pytest.mark.parametrize("word", ["primal", "dual"])
+def test_effective_dimensions_are_the_traces_of_the_groups(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bugs on the dual side: a Gram matrix without its 1/λ_g; the trace of the product's transpose."""
+    monkeypatch.setattr(full, "side", lambda *_: word)
     task, network = small("classification", num_train=25, layerwise=True)
     problem = problem_of(Laplace(structure="full"), task, network)
     curvature = dense_curvature(task, network)
