@@ -89,12 +89,14 @@ class SampledGaussian:
         return self._solved[seed, block]
 
     def product(self, vectors: Tensor) -> Tensor:
-        """Σ v for vectors [S, P], to the solver's accuracy."""
+        """Σ v for vectors [S, P], to the solver's accuracy; that of ‖Λ^{-½} v‖ = 1 for shorter ones."""
         with true_float32(), torch.no_grad():
             matrix = self._matrix()
             fixed = matrix.scale * vectors.to(matrix.scale)
-            solution = self.solver(matrix, Right(fixed, torch.zeros_like(fixed)), torch.zeros_like(fixed))
-            return (matrix.scale * solution.values).to(vectors)
+            size = fixed.norm(dim=1, keepdim=True).clamp(torch.finfo(fixed.dtype).tiny, 1)
+            zero = torch.zeros_like(fixed)
+            solution = self.solver(matrix, Right(fixed / size, zero), zero)
+            return (matrix.scale * solution.values * size).to(vectors)
 
     def half(self, jacobians: BatchJacobians) -> Tensor:
         """[B, C, S] whose products over S are the mean of (J z)(J z)ᵀ over the sampled z."""
@@ -108,16 +110,6 @@ class SampledGaussian:
         """The mean of (J z)(J z)ᵀ at each point, [B, C, C]."""
         half = self.half(jacobians)
         return half @ half.mT
-
-
-@dataclass(frozen=True)
-class PriorGaussian:
-    """Λ⁻¹ [P]: what preconditions the search for the tangent model's optimum."""
-
-    variances: Tensor
-
-    def product(self, vectors: Tensor) -> Tensor:
-        return vectors * self.variances
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,17 +11,21 @@ from torch import Tensor
 
 from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
 from bnn_runner.errors import raise_all
-from bnn_runner.hyper import Evidence, HyperRule, PrecisionProblem
-from bnn_runner.linearised.evidence import log_evidence, log_likelihood, squared_norms, validation_logliks
+from bnn_runner.hyper import Evidence, HyperRule, family_of
+from bnn_runner.linearised.algebra import Repairs
+from bnn_runner.linearised.basis import HeldKind, basis
+from bnn_runner.linearised.families import Setting, noise_of
 from bnn_runner.linearised.invariance import scale_invariant
 from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.linearised.lanczos import Spectrum
 from bnn_runner.linearised.newton import newton_decrement
 from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
+from bnn_runner.linearised.point import Mode, Point, at_network, at_tangent_optimum
 from bnn_runner.linearised.posterior import SampledLaplace
 from bnn_runner.linearised.rows import TrainingRows
 from bnn_runner.linearised.sampling import SampledCurvature
 from bnn_runner.linearised.solvers import ConjugateGradients, Descent, Objective, Solver
+from bnn_runner.linearised.tangent import TangentModel
 from bnn_runner.modes import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
@@ -34,18 +37,23 @@ CG_UP_TO = 4096
 class LaplaceSampled:
     """Draws of N(w*, (H + Λ)⁻¹), H the whole GGN, by sample-then-optimise (Antorán et al. 2023); nothing of P × P.
 
-    curvature and fisher_samples as in `Laplace`. solver: cg, conjugate gradients until no output is off by
-    more than `tolerance` of its posterior standard deviation, or `passes` over the data are made; sgd, descent
-    with `sgd_momentum` (Nesterov's) and averaged iterates over `sgd_passes`, minibatches of `sgd_batch_size`,
-    the step `sgd_step` in units of the inverse of their largest curvature, on the `objective` low_variance
-    or noisy_targets; auto, cg up to 4,096 points or where the Jacobian of all of them fits 1 GiB,
-    else sgd. samples: draws solved in the fit, which give effective dimensions; those that predictions use
-    are solved when asked for. probes and lanczos_steps: of the log determinant in the evidence; probes=0
-    leaves the evidence out.
+    curvature, fisher_samples, weights, hold, mode and tangent_... as in `Laplace`. solver: cg, conjugate
+    gradients until no output is off by more than `tolerance` of its posterior standard deviation, or `passes` over
+    the data are made; sgd, descent with `sgd_momentum` (Nesterov's) and averaged iterates over `sgd_passes`,
+    minibatches of `sgd_batch_size`, the step `sgd_step` in units of the inverse of their largest curvature, on the
+    `objective` low_variance or noisy_targets; auto, cg up to 4,096 points or where the Jacobian of all of them
+    fits 1 GiB, else sgd. samples: draws solved in the fit, which give effective dimensions; those that
+    predictions use are solved when asked for. probes and lanczos_steps: of the log determinant in the
+    evidence; probes=0 leaves the evidence out.
     """
 
     curvature: Kind = "ggn"
     fisher_samples: int = 1
+    weights: Literal["all", "last_layer"] = "all"
+    hold: tuple[HeldKind, ...] = ()
+    mode: Mode = "network"
+    tangent_tolerance: float = 1e-7
+    tangent_passes: int = 2000
     solver: Literal["auto", "cg", "sgd"] = "auto"
     tolerance: float = 0.01
     passes: int = 500
@@ -66,6 +74,7 @@ class LaplaceSampled:
             f"method.{name}={value} is no number of these. It must be {least} or more."
             for name, value, least in (
                 ("fisher_samples", self.fisher_samples, 1),
+                ("tangent_passes", self.tangent_passes, 1),
                 ("passes", self.passes, 3),
                 ("sgd_passes", self.sgd_passes, 3),
                 ("sgd_batch_size", self.sgd_batch_size, 1),
@@ -81,6 +90,10 @@ class LaplaceSampled:
         if not 0 < self.tolerance < 1:
             problems.append(
                 f"method.tolerance={self.tolerance} is no part of a standard deviation. It lies between 0 and 1."
+            )
+        if not 0 < self.tangent_tolerance < 1:
+            problems.append(
+                f"method.tangent_tolerance={self.tangent_tolerance} is no ratio of gradients. It lies between 0 and 1."
             )
         if not 0 < self.sgd_step < 1.3:
             problems.append(
@@ -104,9 +117,19 @@ class LaplaceSampled:
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
         if hyper is None:
             return ["this method needs a hyperparameter rule. Add hyper=fixed, hyper=fixed_point or hyper=evidence."]
-        if isinstance(hyper, Evidence) and hyper.family != "isotropic":
+        if (family := family_of(hyper)) in ("parameter", "g"):
             return [
-                f"hyper=evidence hyper.family={hyper.family} climbs the log determinant's gradient in several "
+                f"hyper.family={family} needs the curvature's diagonal, which method=laplace_sampled does not have. "
+                "Use hyper.family=isotropic, layerwise or groupwise, or method=laplace_diag."
+            ]
+        if noise_of(hyper) == "evidence":
+            return [
+                "hyper.noise=evidence needs log determinants at every noise level to more digits than samples give. "
+                "Leave hyper.noise=trained, or use method=laplace_kfac or laplace_full."
+            ]
+        if isinstance(hyper, Evidence) and family != "isotropic":
+            return [
+                f"hyper=evidence hyper.family={family} climbs the log determinant's gradient in several "
                 "precisions, which one stochastic spectrum does not have. Use hyper=fixed_point with that family, "
                 "or hyper.family=isotropic."
             ]
@@ -123,7 +146,8 @@ class LaplaceSampled:
 
     def _fit(self, task: Task, network: Network, context: FitContext) -> SampledLaplace:
         assert context.hyper is not None
-        jacobians = Jacobians(network)
+        chosen = basis(network, task, self.weights, self.hold)
+        jacobians = Jacobians(network, chosen.names)
         few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
         jacobians.learn_shapes(few[:CHECKED_POINTS])
         rows = TrainingRows.of(
@@ -133,25 +157,16 @@ class LaplaceSampled:
         spectrum = Spectrum(rows, context.seed, self.probes, self.lanczos_steps) if self.probes else None
         dtype = network.parameters[jacobians.names[0]].dtype
         curvature = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
-        loglik, squares = log_likelihood(task, network), squared_norms(jacobians, curvature.groups)
         invariant = scale_invariant(network, few, jacobians.names)
-        problem = PrecisionProblem(
-            names=tuple(g.name for g in curvature.groups),
-            start=torch.tensor([network.prior_precision[g.name] for g in curvature.groups], dtype=torch.float64),
-            evidence=lambda precisions: log_evidence(loglik, squares, curvature, precisions),
-            validation=partial(validation_logliks, task, jacobians, curvature),
-            effective_dimensions=curvature.effective_dimensions,
-            squares=lambda _: squares,
-            invariant=tuple(g.name for g in curvature.groups if g.name in invariant),
-        )
-        with torch.enable_grad():
-            choice = context.hyper.choose(problem)
-            evidence = float(problem.evidence(choice.precisions))
-        precisions, gaussian = choice.precisions, curvature.gaussian(choice.precisions)
-        dimensions = curvature.dimension_samples(precisions)
-        decrement = newton_decrement(task, jacobians, curvature.groups, precisions, gaussian)
+        setting = Setting.of(task, jacobians, curvature, context.hyper, invariant, Repairs())
+        point = self._point(TangentModel(task, jacobians), setting, context.hyper)
+        settled = setting.settled(point)
+        precisions = settled.precisions
+        gaussian = curvature.gaussian(precisions)
+        dimensions = curvature.dimension_samples(precisions).sum(1)
+        decrement = newton_decrement(task, jacobians, setting.prior.diagonal(precisions), gaussian)
         facts = curvature.facts(precisions)
-        notes = list(choice.notes)
+        notes = [*chosen.notes, *point.choice.notes, *point.notes]
         if isinstance(solver, ConjugateGradients) and facts["sample_error_sd"] > self.tolerance:
             notes.append(
                 f"conjugate gradients left draws off by up to {facts['sample_error_sd']:.2g} of a posterior standard "
@@ -162,27 +177,35 @@ class LaplaceSampled:
             "structure": "sampled",
             "output_curvature": self.curvature,
             "weights_in_basis": rows.size,
-            "mode": "network",
+            "mode": point.mode,
             "solver": "cg" if isinstance(solver, ConjugateGradients) else f"sgd ({self.sgd_passes} passes)",
             "samples": self.samples,
             "draws_solved": "on demand",
             **facts,
-            **self._evidence(curvature, precisions, evidence),
-            "train_loglik_nats": loglik,
+            **self._evidence(curvature, precisions, settled.evidence),
+            "evidence_over": chosen.described,
+            "train_loglik_nats": settled.loglik,
             "newton_decrement_nats": decrement,
             "scale_invariant": list(invariant),
-            "effective_dimension": float(dimensions.sum(1).mean()),
-            "effective_dimension_standard_error": float(dimensions.sum(1).std()) / self.samples**0.5,
-            "prior_precision": float(precisions[0]) if bool((precisions == precisions[0]).all()) else None,
-            **choice.report,
+            "effective_dimension": float(dimensions.mean()),
+            "effective_dimension_standard_error": float(dimensions.std()) / self.samples**0.5,
+            **settled.report,
+            **point.choice.report,
+            **point.report,
             "passes_over_data": round(rows.passes, 1),
             "repairs": {},
             "notes": notes,
         }
-        if report["prior_precision"] is None:
-            report["prior_precisions"] = dict(zip(problem.names, precisions.tolist(), strict=True))
-        treatment = dict.fromkeys(jacobians.names, "full curvature, by sampling")
+        treatment = chosen.treatment | dict.fromkeys(jacobians.names, "full curvature, by sampling")
         return SampledLaplace(jacobians, gaussian, network.likelihood, report, treatment)
+
+    def _point(self, tangent: TangentModel, setting: Setting, rule: HyperRule) -> Point:
+        """Where the evidence is taken, by `mode`."""
+        if self.mode != "network":
+            point = at_tangent_optimum(tangent, setting, rule, self.tangent_tolerance, self.tangent_passes)
+            if self.mode == "tangent" or point.report["tangent_settled"]:
+                return point
+        return at_network(tangent, setting, rule)
 
     def _solver(self, rows: TrainingRows) -> Solver:
         cg = self.solver == "cg" or (self.solver == "auto" and (rows.keeps or len(rows) <= CG_UP_TO))
@@ -198,7 +221,6 @@ class LaplaceSampled:
         facts = {
             "evidence_nats": evidence,
             "evidence_standard_error_nats": 0.5 * float(estimates.std()) / self.probes**0.5,
-            "evidence_over": "all weights",
         }
         if bool((precisions == precisions[0]).all()):
             facts["evidence_truncation_nats"] = 0.5 * curvature.spectrum.truncation(precisions[:1])
