@@ -78,6 +78,7 @@ class Network:
     The module is never called with weights of its own; use `functional_call(module, tensors, x)`.
     `log_noise` [K] is the log standard deviation of regression noise in standardised units.
     `prior_precision` maps each parameter name to the precision of the training prior (a scalar).
+    `tuning` has one row for each time that a hyperparameter rule changed these on the way.
     """
 
     module: nn.Module
@@ -88,6 +89,7 @@ class Network:
     key: str = ""
     history: tuple[Mapping[str, float], ...] = ()
     seconds: float = 0.0
+    tuning: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def tensors(self) -> dict[str, Tensor]:

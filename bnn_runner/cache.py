@@ -53,6 +53,7 @@ class NetworkCache:
             "likelihood": likelihood_name(network.likelihood),
             "prior_precision": network.prior_precision,
             "seconds": network.seconds,
+            "tuning": list(network.tuning),
             "digest": content_digest(tensors),
         }
         payload = save(tensors, {"about": json.dumps(about)})
@@ -84,6 +85,7 @@ class NetworkCache:
             key=key,
             history=tuple(about["history"]),
             seconds=about["seconds"],
+            tuning=tuple(about.get("tuning", ())),
         )
         expected = {n: p.shape for n, p in module.named_parameters()}
         if {n: p.shape for n, p in network.parameters.items()} != expected:

@@ -80,6 +80,13 @@ class Cell:
         columns = list(dict.fromkeys(key for row in rows for key in row)) or ["member"]
         write_text(self.folder / "history.csv", table_text(rows, columns))
 
+    def write_tuning(self, traces: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        """hyper.csv: one row a member and update of the prior in training; no file where the prior stayed."""
+        rows = [{"member": i, **row} for i, trace in enumerate(traces) for row in trace]
+        if rows:
+            columns = list(dict.fromkeys(key for row in rows for key in row))
+            write_text(self.folder / "hyper.csv", table_text(rows, columns))
+
 
 def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """CSV; None is empty, not-a-number is written "nan"."""

@@ -25,6 +25,7 @@ from bnn_runner.storage import write_json, write_text
 from bnn_runner.streams import derive_seed, generator
 from bnn_runner.tasks import Task
 from bnn_runner.telling import tell_given
+from bnn_runner.tuning import told
 from bnn_runner.workplan import Workplan
 
 
@@ -150,7 +151,7 @@ def _facts(work: Work, session: Session) -> dict[str, Any]:
         "method": cell.method,
         "seed": cell.seed,
         "hash": cell.hash,
-        "choices": {g: c for g, c in experiment.choices.items() if g != "hyper" or experiment.method.uses_hyper},
+        "choices": {g: c for g, c in experiment.choices.items() if g != "hyper" or experiment.uses_hyper},
         "recipe": RECIPE,
         "version": __version__,
         "kind": work.task.spec.kind,
@@ -177,6 +178,7 @@ def _write(
         evaluation_store.save(evaluation, cell.folder)
         cell.write_scores(scores)
         cell.write_history([n.history for n in networks])
+        cell.write_tuning([n.tuning for n in networks])
         write_text(cell.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(experiment.config)))
         write_text(
             cell.folder / "citations.bib", bibliography(_components(work), str(posterior.report.get("structure")))
@@ -186,6 +188,9 @@ def _write(
             draw_figures(cell.folder, work.task, posterior, experiment, evaluation, scores, networks)
     notes = [*work.task.notes, *experiment.notes, *work.notes, *evaluation.notes, *session.budget.notes()]
     report = dict(posterior.report)
+    if (rule := experiment.training_rule) is not None:
+        facts, told_of_training = told(rule, networks)
+        report = report | facts | {"notes": [*report.get("notes", []), *told_of_training]}
     if calibration is not None:
         report["temperature"] = calibration.temperature
         report["notes"] = [*report.get("notes", []), calibration.told()]
@@ -229,7 +234,7 @@ def _components(work: Work) -> list[object]:
         experiment.augment,
         experiment.prior,
     ]
-    return [*used, *([experiment.hyper] if experiment.method.uses_hyper else []), *experiment.metrics.values()]
+    return [*used, *([experiment.hyper] if experiment.uses_hyper else []), *experiment.metrics.values()]
 
 
 def _weight_decays(networks: Sequence[Network], num_points: int) -> dict[str, float]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bnn_runner.schedules import Schedule
     from bnn_runner.scoring import Metric
     from bnn_runner.tasks import DataSet, TaskSpec
+    from bnn_runner.tuning import TrainingRule
 
 __all__ = ["EvalSettings", "Experiment", "Settings", "build", "compose", "load_experiment"]
 
@@ -68,6 +69,19 @@ class Experiment:
     overrides: tuple[str, ...] = ()
     config_dir: Path | None = None
     given: tuple[GivenWeights, ...] = ()
+
+    @property
+    def training_rule(self) -> TrainingRule | None:
+        """The hyperparameter rule where it acts in training, and a network is trained at all."""
+        from bnn_runner.tuning import TrainingRule
+
+        acts = isinstance(self.hyper, TrainingRule) and any(spec.trained for spec in self.method.needs())
+        return self.hyper if acts and isinstance(self.hyper, TrainingRule) else None
+
+    @property
+    def uses_hyper(self) -> bool:
+        """Whether the hyperparameter rule changes the result: the method goes by it, or the training does."""
+        return self.method.uses_hyper or self.training_rule is not None
 
 
 def compose(overrides: Sequence[str], config_dir: Path | str | None = None) -> dict[str, Any]:
@@ -228,6 +242,7 @@ def assemble(
     if digests is not None:
         config["model"] |= {"weights": weights, "weights_digest": digests}
     elif weights is not None:
+        problems += _retrained(parts.get("hyper"), str(choices.get("hyper")))
         try:
             given, paths = _given(weights, start, parts, choices, ready=not problems)
             # The content counts, not the place: the digest enters every key, the paths none.
@@ -282,6 +297,18 @@ def _given(
     return given, [str(p) for p in paths]
 
 
+def _retrained(hyper: Any, choice: str) -> list[str]:
+    """Why given networks cannot go by the rule (empty when they can)."""
+    from bnn_runner.tuning import TrainingRule
+
+    if not isinstance(hyper, TrainingRule):
+        return []
+    return [
+        f"hyper={choice} changes the training, and model.weights gives a network that is trained already. "
+        "Use hyper=evidence or hyper=fixed, or drop model.weights."
+    ]
+
+
 def _noise(config: Mapping[str, Any]) -> Any:
     from bnn_runner.likelihoods import NoiseRule
 
@@ -299,6 +326,7 @@ def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Set
     if data is None:
         return []
     from bnn_runner.base import model_problems
+    from bnn_runner.tuning import TrainingRule, misfits
 
     problems: list[str] = []
     try:
@@ -315,6 +343,8 @@ def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Set
             problems += noise.problems(spec, method.predictive)
         if method.uses_hyper and noise is not None and getattr(hyper, "noise", "trained") == "evidence":
             problems += noise.problems_by_evidence()
+        if isinstance(hyper, TrainingRule):
+            problems += misfits(hyper, str(choices.get("hyper")), method, str(choices.get("method")))
         if method.uses_hyper and getattr(hyper, "needs_validation", False) and spec.val_fraction == 0:
             problems.append(
                 f"hyper={choices.get('hyper')} chooses on validation data, and data.val_fraction=0 leaves none."

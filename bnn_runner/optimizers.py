@@ -23,6 +23,10 @@ class Optimizer(Protocol):
 
     state: list[Tensor]
 
+    def decay(self, decays: Sequence[float]) -> None:
+        """From now on these decays, one a tensor."""
+        ...
+
     def step(self, tensors: Sequence[Tensor], grads: Sequence[Tensor], lr: float) -> None: ...
 
 
@@ -30,10 +34,14 @@ class Adam:
     """Kingma & Ba 2015, β = (0.9, 0.999), ε = 1e-8; `decays` times each tensor joins its gradient."""
 
     def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float], fused: bool) -> None:
-        self.count, self.fused, self.parts = len(tensors), fused, _parts(decays)
+        self.count, self.fused = len(tensors), fused
+        self.decay(decays)
         moments = [torch.zeros_like(t) for t in (*tensors, *tensors)]
         device = tensors[0].device if fused else torch.device("cpu")
         self.state = moments + [torch.zeros((), dtype=torch.float32, device=device) for _ in tensors]
+
+    def decay(self, decays: Sequence[float]) -> None:
+        self.parts = _parts(decays)
 
     def step(self, tensors: Sequence[Tensor], grads: Sequence[Tensor], lr: float) -> None:
         n, state = self.count, self.state
@@ -52,8 +60,12 @@ class SGD:
     def __init__(
         self, tensors: Sequence[Tensor], decays: Sequence[float], fused: bool, momentum: float, nesterov: bool
     ) -> None:
-        self.fused, self.momentum, self.nesterov, self.parts = fused, momentum, nesterov, _parts(decays)
+        self.fused, self.momentum, self.nesterov = fused, momentum, nesterov
         self.state = [torch.zeros_like(t) for t in tensors] if momentum else []
+        self.decay(decays)
+
+    def decay(self, decays: Sequence[float]) -> None:
+        self.parts = _parts(decays)
 
     def step(self, tensors: Sequence[Tensor], grads: Sequence[Tensor], lr: float) -> None:
         for decay, part in self.parts:

@@ -94,14 +94,16 @@ def prepare(experiment: Experiment, seed: int, session: Session) -> Work:
         model=str(choices["model"]),
         method=str(choices["method"]),
         seed=seed,
-        hash=cell_hash(config, method.uses_hyper, method.finite),
+        hash=cell_hash(config, experiment.uses_hyper, method.finite),
     )
     trainings = []
+    rule = experiment.training_rule
     needed = method.needs()
     members = sorted({spec.member for spec in needed})
     for spec in needed:
         lane_seed = derive_seed(seed, "member", spec.member)
-        key = training_key(config, task.spec.kind, task.fingerprint, lane_seed, spec.identity)
+        extras = spec.identity if rule is None or not spec.trained else (*spec.identity, ("hyper", repr(rule)))
+        key = training_key(config, task.spec.kind, task.fingerprint, lane_seed, extras)
         label = f"seed {seed}, member {spec.member}"
         given = experiment.given[members.index(spec.member)] if experiment.given else None
         trainings.append(Training(task, lane_seed, key, label, spec.trained, spec.rework, given))
@@ -120,6 +122,7 @@ def workplan(experiment: Experiment, session: Session) -> Workplan:
         precision=settings.precision,
         stack=settings.stack,
         compile=settings.compile,
+        rule=experiment.training_rule,
     )
     cache = NetworkCache(settings.cache_path)
     return Workplan(recipe, cache, session.device, session.console.say, session.progress, session.stop)

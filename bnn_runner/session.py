@@ -53,7 +53,7 @@ class Work:
         """The flattened configuration without settings that cannot matter here (a rule or number of draws not used)."""
         method = self.experiment.method
         flat = flatten(self.experiment.config)
-        if not method.uses_hyper:
+        if not self.experiment.uses_hyper:
             flat = {k: v for k, v in flat.items() if not k.startswith("hyper.")}
         if method.finite:
             flat.pop("eval.num_draws", None)

@@ -77,14 +77,26 @@ class Group:
             largest = max(b - a for a, b in self.bounds)
             self._noise = StepNoise(recipe.rework, self.module, [lane.seed for lane in lanes], largest, device)
         self.data, self.offsets = concatenate([lane.task.train for lane in lanes])
-        self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, recipe.stack, self._probe)
+        # A rule gives every lane a prior of its own, and may end their trainings at different steps.
+        stack = recipe.stack if recipe.rule is None else "never"
+        self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, stack, self._probe)
         self._drawn: tuple[int, Tensor, Tensor] | None = None
         self._given_prior = recipe.prior.precisions(self.module)
         self._moved = [t.detach() for t in self.state.trained]
 
     @property
+    def total_epochs(self) -> int:
+        rule, schedule = self.recipe.rule, self.recipe.schedule
+        return schedule.epochs if rule is None else rule.epochs(schedule)
+
+    @property
     def total_steps(self) -> int:
-        return self.recipe.schedule.epochs * len(self.bounds)
+        return self.total_epochs * len(self.bounds)
+
+    def _lr_at(self, step: int) -> float:
+        rule, schedule = self.recipe.rule, self.recipe.schedule
+        per_epoch = len(self.bounds)
+        return schedule.lr_at(step, per_epoch) if rule is None else rule.lr_at(schedule, step, per_epoch)
 
     def threads(self) -> int | None:
         """1 for a group so small that handing work to a second thread costs more than it saves; None: as set."""
@@ -137,6 +149,7 @@ class Group:
         """Go on from a checkpoint, if there is a sound one; the step it stands at (0: from the start)."""
         if self.state.step == 0:
             self.state.load(checkpoint, self.device)
+            self._take_up_precisions()
         return self.state.step
 
     def train(
@@ -151,13 +164,13 @@ class Group:
         """
         if self.strategy == "loop":
             raise ValueError("these lanes are to be trained one after the other, each in a group of its own")
-        state, schedule = self.state, self.recipe.schedule
+        state = self.state
         if checkpoint is not None:
             self.resume(checkpoint)
         clock, last_saved = time.perf_counter(), time.perf_counter()
         per_epoch = len(self.bounds)
         with self.at_work():
-            while state.step < self.total_steps:
+            while state.step < self.total_steps and not (state.tuning is not None and state.tuning.settled):
                 epoch, position = divmod(state.step, per_epoch)
                 begin, end = self.bounds[position]
                 nll = self.advance()
@@ -168,7 +181,8 @@ class Group:
                 if ends_epoch:
                     state.seconds += time.perf_counter() - clock
                     clock = time.perf_counter()
-                    self._record_epoch(epoch, schedule.lr_at(state.step - 1, per_epoch))
+                    self._record_epoch(epoch, self._lr_at(state.step - 1))
+                    self._tune(epoch + 1)
                 progress("training", state.step, self.total_steps)
                 if checkpoint is not None and (
                     stop() or (ends_epoch and time.perf_counter() - last_saved > CHECKPOINT_SECONDS)
@@ -176,8 +190,10 @@ class Group:
                     state.save(checkpoint)
                     last_saved = time.perf_counter()
                 if stop():
-                    done = f"{state.step / per_epoch:.1f} of {schedule.epochs} epochs"
+                    done = f"{state.step / per_epoch:.1f} of {self.total_epochs} epochs"
                     raise Interrupted(f"training stopped after {done}")
+            state.seconds += time.perf_counter() - clock  # the last update of the prior
+            self._take_best()
             self._check_weights()
         return [self.network(i) for i in range(len(self.lanes))]
 
@@ -208,7 +224,7 @@ class Group:
             self.data.ahead(order[:, slice(*self.bounds[position + 1])])
         if chosen.shape[-1]:
             x = self.recipe.augment(x.flatten(0, 1), chosen[:, begin:end].flatten(0, 1)).view(x.shape)
-        lr = self.recipe.schedule.lr_at(state.step, per_epoch)
+        lr = self._lr_at(state.step)
         noise = {} if self._noise is None else self._noise.at(state.step, end - begin)
         nll = self._nll(self._outputs(x, noise), y, state.log_noise)
         objective = nll.sum()
@@ -294,6 +310,40 @@ class Group:
             state.history[i].append(row)
         state.nll_sum.zero_()
 
+    def _tune(self, epoch: int) -> None:
+        """Let the rule, if there is one, change the prior after `epoch` epochs."""
+        rule, tuning, schedule = self.recipe.rule, self.state.tuning, self.recipe.schedule
+        if rule is None or tuning is None or not rule.due(schedule, epoch):
+            return
+        lane = self.lanes[0]
+        rule.update(self.network(0), lane.task, tuning, epoch, lane.seed)
+        self._take_up_precisions()
+        self.state.history[0][-1]["evidence_nats"] = tuning.trace[-1]["evidence_nats"]
+        if rule.restarts(schedule, epoch):
+            for moment in self.state.optimizer.state:
+                moment.zero_()
+
+    def _take_up_precisions(self) -> None:
+        """Train under the precisions that the rule has chosen."""
+        if self.state.tuning is not None:
+            self.prior = dict(self.state.tuning.precisions)
+            decays = [self.prior[name] / self.num_points for name in self.state.parameters]
+            self.state.optimizer.decay([*decays, *[0.0] * (len(self.state.trained) - len(decays))])
+
+    @torch.no_grad()
+    def _take_best(self) -> None:
+        """End with the weights and the precisions that the rule has kept, if it has kept some."""
+        state = self.state
+        if state.tuning is None or not (best := state.tuning.best):
+            return
+        for kept, now in ((best["parameters"], state.parameters), (best["buffers"], state.buffers)):
+            for name, t in now.items():
+                t[0].copy_(kept[name])
+        if state.log_noise is not None and best["log_noise"] is not None:
+            state.log_noise[0].copy_(best["log_noise"])
+        state.tuning.precisions = dict(best["precisions"])
+        self._take_up_precisions()
+
     def network(self, i: int) -> Network:
         """Lane i as it stands, as a network of its own."""
         state, lane = self.state, self.lanes[i]
@@ -313,4 +363,5 @@ class Group:
             key=lane.key,
             history=tuple(state.history[i]),
             seconds=state.seconds / len(self.lanes),
+            tuning=() if state.tuning is None else tuple(state.tuning.trace),
         )

@@ -22,6 +22,7 @@ from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_atomically
 from bnn_runner.streams import global_stream
 from bnn_runner.tasks import Task, TaskSpec
+from bnn_runner.tuning import TrainingRule, TuningState
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Recipe:
     compile: bool = False
     rework: Rework | None = None
     augment: Augmentation = field(default_factory=Unchanged)
+    rule: TrainingRule | None = None
 
     def build(self, spec: TaskSpec) -> nn.Module:
         """A new network, reworked where that is asked for; initial weights from the global RNG."""
@@ -67,7 +69,7 @@ class State:
 
     `parameters` and `buffers` are [L, ...]. `trained` is what the optimiser moves and autograd
     differentiates: the parameters (those of a single lane without the lane axis, which share their
-    memory), then log σ where it is learned.
+    memory), then log σ where it is learned. `tuning` is there where a rule changes the prior on the way.
     """
 
     parameters: Tensors
@@ -79,6 +81,7 @@ class State:
     nll_sum: Tensor = field(default_factory=lambda: torch.zeros(0))
     seconds: float = 0.0
     history: list[list[dict[str, float]]] = field(default_factory=list)
+    tuning: TuningState | None = None
 
     def payload(self) -> dict[str, Any]:
         """Everything as plain tensors and numbers; `restore` takes it."""
@@ -91,6 +94,7 @@ class State:
             "nll_sum": self.nll_sum,
             "seconds": self.seconds,
             "history": self.history,
+            "tuning": None if self.tuning is None else self.tuning.payload(),
         }
 
     def save(self, path: Path) -> None:
@@ -123,6 +127,8 @@ class State:
                 mine.copy_(theirs)
         self.step, self.nll_sum, self.seconds = saved["step"], saved["nll_sum"], saved["seconds"]
         self.history = saved["history"]
+        if self.tuning is not None:
+            self.tuning.restore(saved["tuning"])
         return True
 
 
@@ -158,6 +164,8 @@ def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -
     if log_noise is not None and log_noise.requires_grad:
         trained, decays = [*trained, log_noise], [*decays, 0.0]
     state = State(parameters, buffers, log_noise, trained, make_optimizer(recipe.schedule, trained, decays))
+    if recipe.rule is not None:
+        state.tuning = TuningState(recipe.precisions(module))
     state.nll_sum = torch.zeros(
         len(lanes), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32
     )

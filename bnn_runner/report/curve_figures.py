@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 History = Sequence[Mapping[str, float]]
 
-_LABELS = {"loss": "objective per point [nats]", "nll": "negative log-likelihood [nats]", "lr": "learning rate"}
+_LABELS = {
+    "loss": "objective per point [nats]",
+    "nll": "negative log-likelihood [nats]",
+    "evidence_nats": "log evidence [nats]",
+    "lr": "learning rate",
+}
+_TITLES = {"nll": "data term", "loss": "objective", "lr": "schedule", "evidence_nats": "evidence"}
 _LOSSES = ("loss", "nll", "train_nll", "val_nll", "val_loss", "objective")
 
 
@@ -28,7 +34,7 @@ def training_curves(histories: Sequence[History], title: str) -> Figure | None:
     if not histories:
         return None
     present = {key for history in histories for row in history for key, value in row.items() if _finite(value)}
-    names = [name for name in (*_LOSSES, "lr") if name in present]
+    names = [name for name in (*_LOSSES, "evidence_nats", "lr") if name in present]
     if not names:
         return None
     figure, axes = style.new_figure(columns=len(names), width=4.2, height=3.4)
@@ -40,7 +46,7 @@ def training_curves(histories: Sequence[History], title: str) -> Figure | None:
             ax.plot(*zip(*points, strict=True), color=style.colour(i), lw=1.1, alpha=0.9, marker=dot, label=label)
         ax.set_xlabel("epoch")
         ax.set_ylabel(_LABELS.get(name, name.replace("_", " ")))
-        style.panel_title(ax, {"nll": "data term", "loss": "objective", "lr": "schedule"}.get(name, name))
+        style.panel_title(ax, _TITLES.get(name, name))
         if name != "lr":
             _scale(ax, [row[name] for h in histories for row in h if _finite(row.get(name))])
     style.title(figure, title)

@@ -1,0 +1,200 @@
+"""Rules that change the prior in training: the evidence optimum of a linear model, resumed trainings, bad settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from bnn_runner.base import Network
+from bnn_runner.cache import NetworkCache
+from bnn_runner.config import load_experiment
+from bnn_runner.errors import Interrupted, UserError
+from bnn_runner.interrupts import StopRequest
+from bnn_runner.likelihoods import NoiseRule
+from bnn_runner.mackay_loop import MacKayLoop
+from bnn_runner.methods.laplace import Laplace
+from bnn_runner.models.mlp import MLP
+from bnn_runner.priors import Isotropic
+from bnn_runner.progress import Console
+from bnn_runner.runner import prepare
+from bnn_runner.schedules import Schedule
+from bnn_runner.session import Session
+from bnn_runner.tasks import Task
+from bnn_runner.training import Group
+from bnn_runner.training_state import Lane, Recipe
+from bnn_runner.tuning import TrainingRule
+from tests.numerics.small_problems import context, make_task
+
+SIGMA = 0.6
+CPU = torch.device("cpu")
+EXACT = Schedule("sgd", epochs=300, batch_size=1000, lr=0.03, shape="constant", momentum=0.9)
+
+
+def linear_task() -> Task:
+    """A linear-Gaussian task with inputs of unequal scale and one target."""
+    task = make_task("regression", (3,), 1, num_train=30)
+    x = task.train.inputs * torch.tensor([1.0, 0.5, 1.5], dtype=torch.float64)
+    y = x @ torch.tensor([[0.8], [-0.3], [0.05]], dtype=torch.float64) + 0.4 + SIGMA * torch.sin(7 * x[:, :1])
+    train = replace(task.train, inputs=x, targets=y)
+    return replace(task, train=train, target_scale=torch.tensor([1.7], dtype=torch.float64))
+
+
+def recipe(rule: TrainingRule | None, schedule: Schedule = EXACT, precision: float = 5.0, **changes: Any) -> Recipe:
+    """Of a linear model with fixed noise in float64, unless `changes` say otherwise."""
+    noise = NoiseRule("fixed", SIGMA)
+    made = Recipe(MLP(hidden=()), schedule, Isotropic(precision), noise, dtype=torch.float64, rule=rule)
+    return replace(made, **changes)
+
+
+def trained(made: Recipe, task: Task) -> Network:
+    return Group(made, [Lane(task, 3, "key")], CPU).train(None, lambda *_: None)[0]
+
+
+def linear_evidence(logs: Any, task: Task) -> float:
+    """Log p(y) under y ~ N(0, Φ Λ⁻¹ Φᵀ + σ²) in original units; precisions of the weights and of the bias."""
+    x, y = task.train.inputs.numpy(), task.train.targets.numpy()  # type: ignore[union-attr]
+    scale = float(task.target_scale)
+    weight, bias = np.exp(logs[0]), np.exp(logs[-1])
+    features = np.concatenate([x / math.sqrt(weight), np.ones((len(x), 1)) / math.sqrt(bias)], 1)
+    covariance = scale**2 * features @ features.T + SIGMA**2 * np.eye(len(x))
+    quadratic = float((scale * y[:, 0]) @ np.linalg.solve(covariance, scale * y[:, 0]))
+    return -0.5 * (quadratic + float(np.linalg.slogdet(2 * math.pi * covariance)[1]))
+
+
+@pytest.mark.parametrize("family", ["isotropic", "layerwise"])
+def test_the_loop_ends_at_the_evidence_optimum_of_a_linear_model(family: Any) -> None:
+    """Planted bugs: the retraining under the old precision (the decay not taken up); γ with the start's λ; a loop of
+    one round; the target's scale left out of the noise."""
+    task = linear_task()
+    network = trained(recipe(MacKayLoop(family=family, rounds=40, tolerance=1e-7, retrain_epochs=200)), task)
+    start = np.zeros(1 if family == "isotropic" else 2)
+    found = minimize(lambda logs: -linear_evidence(logs, task), start, tol=1e-12)
+    expected = np.exp(found.x)
+    precisions = [network.prior_precision[n] for n in ("out.weight", "out.bias")]
+    np.testing.assert_allclose(precisions, [expected[0], expected[-1]], rtol=1e-4)
+    last = network.tuning[-1]
+    assert last["evidence_nats"] == pytest.approx(-found.fun, abs=1e-7)
+    assert len(network.tuning) < 40 and last["largest_move"] <= 1e-7
+    # The posterior stands on the network and the precisions of the training.
+    posterior = Laplace(structure="full").fit(task, [network], context(MacKayLoop(family=family)))
+    assert posterior.report["evidence_nats"] == pytest.approx(-found.fun, abs=1e-7)
+    assert posterior.report["newton_decrement_nats"] < 1e-8
+
+
+def classifier(rule: TrainingRule | None) -> Recipe:
+    """A small network for three classes, with batchnorm and minibatches in float32."""
+    return recipe(
+        rule,
+        Schedule("adam", epochs=6, batch_size=10, lr=0.02, warmup_epochs=1),
+        model=MLP(hidden=(5,), norm="batch"),
+        noise=NoiseRule(),
+        dtype=torch.float32,
+    )
+
+
+def classes() -> Task:
+    task = make_task("classification", (3,), 3, num_train=40)
+    return task.to(CPU, torch.float32)
+
+
+RULES: list[TrainingRule] = [MacKayLoop(family="layerwise", rounds=3, retrain_epochs=2, tolerance=1e-6)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize("stop_at", [9, 27])
+def test_a_resumed_training_ends_bit_for_bit_where_an_undisturbed_one_does(
+    rule: TrainingRule, stop_at: int, tmp_path: Path
+) -> None:
+    """Planted bugs: precisions, or the rule's own numbers, that are left out of the checkpoint; the prior of the start
+    taken up again."""
+    task, made, steps = classes(), classifier(rule), 0
+    whole = trained(made, task)
+    assert len(whole.tuning) > 2
+
+    def count(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+
+    checkpoint = tmp_path / "partial.pt"
+    with pytest.raises(Interrupted):
+        Group(made, [Lane(task, 3, "key")], CPU).train(checkpoint, count, lambda: steps >= stop_at)
+    group = Group(made, [Lane(task, 3, "key")], CPU)
+    assert group.resume(checkpoint) == stop_at
+    again = group.train(checkpoint, count)[0]
+    for name, value in whole.parameters.items():
+        assert torch.equal(value, again.parameters[name]), name
+    assert again.tuning == whole.tuning and again.prior_precision == whole.prior_precision
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)
+def test_buffers_modes_and_batches_are_those_of_a_training_without_the_rule(rule: TrainingRule) -> None:
+    """Until the first update the path is the plain one: a fit moves no running statistic, mode or random number.
+
+    Planted bugs: the curvature taken in training mode; an order of points drawn from a stream that the fit has used."""
+    task = classes()
+    plain = Group(classifier(None), [Lane(task, 3)], CPU)
+    ruled = Group(classifier(rule), [Lane(task, 3)], CPU)
+    with plain.at_work(), ruled.at_work():
+        for _ in range(8):
+            plain.advance(), ruled.advance()
+        before = ruled.network(0)
+        rule.update(before, task, ruled.state.tuning, 2, 3)  # type: ignore[arg-type]
+        assert ruled.module.training
+        for _ in range(8):
+            plain.advance(), ruled.advance()
+    for name, b in plain.state.buffers.items():
+        assert torch.equal(b, ruled.state.buffers[name]), name
+    for name, p in plain.state.parameters.items():
+        assert torch.equal(p, ruled.state.parameters[name]), name
+
+
+def test_the_trace_comes_back_from_the_cache(tmp_path: Path) -> None:
+    task, made = classes(), classifier(RULES[0])
+    network = trained(made, task)
+    cache = NetworkCache(tmp_path)
+    cache.store(network)
+    found = cache.load("key", made.build(task.spec), CPU, torch.float32)
+    assert found is not None and found.tuning == network.tuning and len(found.tuning) == 3
+    assert found.prior_precision == network.prior_precision
+
+
+def test_several_networks_are_trained_one_after_the_other() -> None:
+    task = classes()
+    group = Group(classifier(RULES[0]), [Lane(task, 3), Lane(task, 4)], CPU)
+    assert group.strategy == "loop"
+
+
+def test_settings_that_make_no_loop_are_refused() -> None:
+    with pytest.raises(UserError, match="rounds") as refused:
+        MacKayLoop(rounds=0, retrain_epochs=0, tolerance=2.0, fisher_samples=3)
+    assert len(refused.value.problems) == 4
+    with pytest.raises(UserError, match="leave no room"):
+        MacKayLoop(low=1.0, high=2.0)
+
+
+def test_the_rule_belongs_to_every_training_and_to_none_that_cannot_have_it(tmp_path: Path) -> None:
+    """Planted bugs: a MAP cell under the rule that is shown for one without it; the evidence of noisy layers."""
+    words = ["data=gap1d", "hyper=mackay_loop"]
+    assert load_experiment([*words, "method=map"]).training_rule == MacKayLoop()
+    assert load_experiment([*words, "method=map"]).uses_hyper
+    assert not load_experiment(["data=gap1d", "hyper=evidence", "method=map"]).uses_hyper
+    with pytest.raises(UserError, match="noisy"):
+        load_experiment([*words, "method=mc_dropout"])
+    with pytest.raises(UserError, match="family=isotropic"):
+        load_experiment([*words, "method=laplace_block", "hyper.family=layerwise"])
+    torch.save({}, tmp_path / "mine.pt")
+    with pytest.raises(UserError, match="trained already"):
+        load_experiment([*words, "method=map", f"model.weights={tmp_path / 'mine.pt'}"])
+    keys = []
+    for more in (["hyper=fixed"], ["hyper=evidence"], ["hyper=mackay_loop"], ["hyper=mackay_loop", "hyper.rounds=3"]):
+        experiment = load_experiment(["data=gap1d", "method=laplace", f"output_dir={tmp_path}", *more])
+        session = Session(CPU, 1, Console(), Console().progress(), StopRequest())
+        keys.append(prepare(experiment, 0, session).trainings[0].key)
+    assert keys[0] == keys[1] and len(set(keys)) == 3
