@@ -85,7 +85,7 @@ def misfits(rule: TrainingRule, choice: str, method: Method, name: str) -> list[
     joint = getattr(method, "structure", None) == "block" or getattr(method, "bias", None) == "joint"
     if joint and getattr(rule, "family", "isotropic") != "isotropic":
         problems.append(
-            f"hyper={choice} gives every parameter tensor a precision of its own in training, and method={name} has one "
+            f"hyper={choice} gives each parameter tensor its own precision in training, and method={name} has one "
             "block for the weight and the bias of a layer. Use hyper.family=isotropic, or method.structure=kfac with "
             "method.bias=separate."
         )
