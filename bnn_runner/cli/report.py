@@ -14,6 +14,7 @@ from bnn_runner.report.axes import by_axes
 from bnn_runner.report.cells import Cell, find_cells
 from bnn_runner.report.columns import unknown
 from bnn_runner.report.commands import missing_commands
+from bnn_runner.report.equivalents import ensemble_equivalents
 from bnn_runner.report.fields import Filter, parse_filters, select
 from bnn_runner.report.grid import to_csv as grids_to_csv
 from bnn_runner.report.page import to_html
@@ -72,7 +73,7 @@ def report(arguments: argparse.Namespace) -> list[Path]:
         if "html" in formats:
             texts["html"] = to_html(made, name, pictures, commands, _figures_of_runs(table))
         files = {folder / f"{name}.{form}": texts[form] for form in formats}
-        if "csv" in formats and (arguments.rows or arguments.columns or arguments.baseline or arguments.ranks):
+        if "csv" in formats and len({*made.grids} - {*report_of(table, arguments.summary).grids}):
             files[folder / f"{name}_tables.csv"] = grids_to_csv(made.grids)
         for path, text in files.items():
             write_text(path, text)
@@ -113,7 +114,9 @@ def _report(table: Table, arguments: argparse.Namespace) -> Report:
         baseline = parse_filters(arguments.baseline.split(), "--baseline")
         differences = paired_differences(table, baseline, arguments.summary)
         made = replace(made, grids=(*made.grids, without_extra(differences)))
-    return replace(made, grids=(*made.grids, mean_ranks(table))) if arguments.ranks else made
+    added = [mean_ranks(table)] if arguments.ranks else []
+    added += [without_extra(ensemble_equivalents(table))] if arguments.equivalents else []
+    return replace(made, grids=(*made.grids, *added))
 
 
 def _show(*texts: str) -> None:
@@ -147,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--baseline", metavar="'F=X ...'", help="also paired differences from these runs: method=map")
     parser.add_argument("--ranks", action="store_true", help="also mean ranks over data sets")
+    parser.add_argument("--equivalents", action="store_true", help="also the ensemble size that each method is worth")
     for what in _FILTERS:
         parser.add_argument(f"--{what}", metavar="X,X", help=f"only these choices of {what}")
     parser.add_argument("--format", default=",".join(FORMATS), metavar="F,F", help="of csv, md, tex, html (all)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bnn_runner.report.cells import Cell
 from bnn_runner.report.tables import Row, Table
@@ -11,26 +11,23 @@ from bnn_runner.report.tables import Row, Table
 
 def missing_commands(table: Table) -> list[str]:
     """A command line for each row that lacks seeds: what a cell's command.txt says, with those seeds."""
-    made = []
-    for row in table.rows:
-        if row.missing and (command := _command(row)):
-            made.append(_with_seeds(command, list(row.missing)))
-    return made
+    found = [with_words(r, {"seed": ",".join(map(str, r.missing))}) for r in table.rows if r.missing]
+    return [command for command in found if command]
 
 
-def _command(row: Row) -> str:
+def with_words(row: Row, changes: Mapping[str, str]) -> str:
+    """The command of one of the row's cells with other values, a sweep where one is a list; empty where none is kept."""
     cells: Sequence[Cell] = (*row.group.others, *row.group.done.values())
-    for cell in cells:
-        try:
-            text = (cell.path / "command.txt").read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if text:
-            return text
-    return ""
+    command = next(filter(None, map(_command, cells)), "")
+    if not command:
+        return ""
+    program, *words = [w for w in shlex.split(command) if w.split("=")[0] not in changes and w != "-m"]
+    many = ["-m"] if any("," in value for value in changes.values()) else []
+    return shlex.join([program, *many, *words, *(f"{name}={value}" for name, value in changes.items())])
 
 
-def _with_seeds(command: str, seeds: Sequence[int]) -> str:
-    words = [w for w in shlex.split(command) if not w.startswith("seed=")]
-    many = ["-m"] if len(seeds) > 1 and "-m" not in words else []
-    return shlex.join([words[0], *many, *words[1:], f"seed={','.join(map(str, seeds))}"])
+def _command(cell: Cell) -> str:
+    try:
+        return (cell.path / "command.txt").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
