@@ -16,7 +16,7 @@ def missing_commands(table: Table) -> list[str]:
 
 
 def with_words(row: Row, changes: Mapping[str, str]) -> str:
-    """The command of one of the row's cells with other values, a sweep where one is a list; empty where none is kept."""
+    """The command of one of the row's cells with other values, a sweep where one is a list; empty if none is kept."""
     cells: Sequence[Cell] = (*row.group.others, *row.group.done.values())
     command = next(filter(None, map(_command, cells)), "")
     if not command:
