@@ -69,8 +69,8 @@ def ensemble_equivalents(table: Table) -> Grid:
     if not lines:
         raise UserError(
             "--equivalents needs deep ensembles of two sizes or more beside the methods: same data, same model, and "
-            "for classes eval.calibrate=temperature in all of them (uncalibrated single networks look far worse than they "
-            "are). Run for example: bnn-run -m method=ensemble method.size=2,3,5 eval.calibrate=temperature"
+            "for classes eval.calibrate=temperature in all (uncalibrated single networks look far worse than they are). "
+            "Run for example: bnn-run -m method=ensemble method.size=2,3,5 eval.calibrate=temperature"
         )
     names = ("data", "model", "method", *table.extra)
     heads = (f"{_LOGLIK.label} ↑", "ensemble equivalent ↑", "lower", "upper")
