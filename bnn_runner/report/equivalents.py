@@ -69,7 +69,7 @@ def ensemble_equivalents(table: Table) -> Grid:
     if not lines:
         raise UserError(
             "--equivalents needs deep ensembles of two sizes or more beside the methods: same data, same model, and "
-            "for classes eval.calibrate=temperature in all (uncalibrated single networks look far worse than they are). "
+            "for classes eval.calibrate=temperature in all (uncalibrated single networks look worse than they are). "
             "Run for example: bnn-run -m method=ensemble method.size=2,3,5 eval.calibrate=temperature"
         )
     names = ("data", "model", "method", *table.extra)
