@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.ascent import maximise
+from bnn_runner.dimension_errors import dimension_errors
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.weightwise import each_weight
 
@@ -31,6 +32,7 @@ class PrecisionProblem:
     groups whose scale a normalisation layer takes out again. `diagonal` is H itself [P] where it is
     diagonal: then each weight may have a precision of its own, and all of the above also take
     precisions [P] (and give terms [P]); `sizes` are the numbers of weights of the groups.
+    `dimension_samples`, where effective dimensions are means over posterior samples, are these, [S, T].
     """
 
     names: tuple[str, ...]
@@ -42,6 +44,7 @@ class PrecisionProblem:
     invariant: tuple[str, ...] = ()
     diagonal: Tensor | None = None
     sizes: tuple[int, ...] = ()
+    dimension_samples: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -255,7 +258,10 @@ class FixedPoint:
                 " raise hyper.steps"
             )
         largest = float(gradient[free].abs().max()) if bool(free.any()) else 0.0
-        report = {"hyper_status": status, "hyper_iterations": iteration, "hyper_gradient": largest}
+        report: dict[str, Any] = {"hyper_status": status, "hyper_iterations": iteration, "hyper_gradient": largest}
+        if problem.dimension_samples is not None:
+            facts, unsure = dimension_errors(problem.dimension_samples(precisions[ties]), ties, problem.names)
+            report, notes = report | facts, [*notes, *unsure]
         return Choice(precisions[ties], report, tuple(notes))
 
     @staticmethod

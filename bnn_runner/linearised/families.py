@@ -116,6 +116,7 @@ class Setting:
             invariant=tuple(g.name for g in curvature.groups if g.members[0] in self.invariant),
             diagonal=getattr(curvature, "diagonal", None),
             sizes=self.prior.sizes,
+            dimension_samples=getattr(curvature, "dimension_samples", None),
         )
         return problem if self.noise is None else self.noise.profiled(problem, at, curvature)
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from bnn_runner.hyper import Fixed
+from bnn_runner.base import Network
+from bnn_runner.hyper import Evidence, Fixed, FixedPoint
 from bnn_runner.linearised import rows as row_module
 from bnn_runner.linearised import sampling
+from bnn_runner.linearised.algebra import Repairs
+from bnn_runner.linearised.jacobians import Jacobians
+from bnn_runner.linearised.lanczos import Spectrum
+from bnn_runner.linearised.output_curvature import OutputCurvature
+from bnn_runner.linearised.rows import TrainingRows
+from bnn_runner.linearised.sampling import SampledCurvature
+from bnn_runner.linearised.solvers import ConjugateGradients
+from bnn_runner.linearised.structures import Fit
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.methods.laplace_sampled import LaplaceSampled
 from bnn_runner.streams import generator
+from bnn_runner.tasks import Task
 from tests.numerics.small_problems import context
 from tests.numerics.test_laplace_identities import dense_jacobian, small
 
@@ -73,3 +85,77 @@ def test_the_stated_error_bounds_the_true_one() -> None:
         random = torch.randn(50, rows.size, generator=generator(0, "projections"), dtype=torch.float64)
         spread = (random @ exact.product(random).T).diagonal().sqrt()
         assert float(((error @ random.T) / spread).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_effective_dimensions_and_the_log_determinant_are_the_exact_ones(kind: str) -> None:
+    """Every group's within 3 standard errors, at strong and weak precisions (warm-started), equal and not.
+
+    Planted bugs: n_g·n_g left out; the last precision's Λ^½; a probe's weights not scaled to P; ghosts of the
+    Lanczos process counted twice; the standard error of one sample.
+    """
+    task, network = small(kind, num_train=60)
+    exact, sampled = (fitted_curvature(m, task, network) for m in ("full", "sampled"))
+    groups = len(exact.groups)
+    for precisions in (torch.full((groups,), 5.0), torch.full((groups,), 0.05), torch.linspace(0.1, 3, groups)):
+        at = precisions.double()
+        samples = sampled.dimension_samples(at)
+        scores = (samples.mean(0) - exact.effective_dimensions(at)) / (samples.std(0) / len(samples) ** 0.5)
+        assert samples.shape == (200, groups) and float(scores.abs().max()) < 3
+        assert bool((samples.var(0) < 3 * exact.effective_dimensions(at)).all()), "a variance of 2 γ at most"
+        estimates = sampled.log_det_samples(at)
+        error = float(estimates.std()) / len(estimates) ** 0.5
+        ratio = float(exact.log_det_ratio(at))
+        assert abs(float(estimates.mean()) - ratio) < 3 * error < 0.5 * ratio
+
+
+def fitted_curvature(name: str, task: Task, network: Network) -> Any:
+    """The curvature that a fit makes of the task, full or sampled (200 samples, 24 probes)."""
+    jacobians = Jacobians(network)
+    output, ignored = OutputCurvature(), lambda stage, done, total: None
+    if name == "full":
+        return Fit(task, jacobians, output, "expand", False, Repairs(), ignored)("full")
+    rows = TrainingRows.of(task, jacobians, output, ignored)
+    return SampledCurvature(rows, ConjugateGradients(1e-3, 500), 0, 200, Spectrum(rows, 0, 24, 60), torch.float64)
+
+
+@pytest.mark.parametrize("family", ["isotropic", "layerwise"])
+def test_the_fixed_point_is_the_exact_one_within_its_standard_error(family: Any) -> None:
+    """MacKay's fixed point from samples (EM's M step), from a start far off. Planted bug: γ at the start."""
+    task, network = small("classification", num_train=60)
+    network = replace(network, parameters={n: 0.7 * p for n, p in network.parameters.items()})
+    rule = FixedPoint(family=family)
+    exact = Laplace(structure="full").fit(task, [network], context(rule)).report
+    sampled = LaplaceSampled(samples=48, probes=24).fit(task, [network], context(rule)).report
+    assert sampled["hyper_samples"] == 48 and sampled["hyper_status"] == exact["hyper_status"]
+    error = sampled["hyper_log_standard_error"]
+    assert error > 0
+    if family == "isotropic":
+        assert error < 0.15
+        assert abs(math.log(sampled["prior_precision"] / exact["prior_precision"])) < 3 * error
+        assert abs(sampled["evidence_nats"] - exact["evidence_nats"]) < 3 * sampled["evidence_standard_error_nats"]
+        return
+    for name, value in exact["prior_precisions"].items():
+        assert abs(math.log(sampled["prior_precisions"][name] / value)) < 3 * error
+
+
+def test_too_few_samples_are_told() -> None:
+    """Planted bugs: the note of every rule; the standard error not shrinking with S."""
+    task, network = small("classification")
+    few = LaplaceSampled(samples=2, probes=2).fit(task, [network], context(FixedPoint(family="layerwise"))).report
+    assert any("samples are too few for the precision of" in note and "method.samples" in note for note in few["notes"])
+    many = LaplaceSampled(samples=200, probes=2).fit(task, [network], context(FixedPoint())).report
+    assert not any("too few" in note for note in many["notes"])
+    fixed = LaplaceSampled(samples=2, probes=2).fit(task, [network], context(Fixed())).report
+    assert not any("too few" in note for note in fixed["notes"])
+
+
+def test_the_evidence_by_gradient_is_the_best_of_the_sampled_spectrum() -> None:
+    """hyper=evidence climbs the quadrature, whose derivative in log λ is −½ (γ − λ‖w‖²) with the quadrature's γ."""
+    task, network = small("regression", num_train=30)
+    exact = Laplace(structure="full").fit(task, [network], context(Evidence())).report
+    sampled = LaplaceSampled(probes=64, samples=8).fit(task, [network], context(Evidence())).report
+    assert sampled["hyper_status"] == "converged"
+    assert abs(sampled["evidence_nats"] - exact["evidence_nats"]) < 3 * sampled["evidence_standard_error_nats"]
+    assert sampled["evidence_truncation_nats"] < 1e-6
+    assert sampled["prior_precision"] == pytest.approx(exact["prior_precision"], rel=0.3)
