@@ -15,6 +15,7 @@ from bnn_runner.report.cells import Cell, find_cells
 from bnn_runner.report.columns import unknown
 from bnn_runner.report.commands import missing_commands
 from bnn_runner.report.equivalents import ensemble_equivalents
+from bnn_runner.report.evidence import evidence_figure, evidence_grids, rankings
 from bnn_runner.report.fields import Filter, parse_filters, select
 from bnn_runner.report.grid import to_csv as grids_to_csv
 from bnn_runner.report.page import to_html
@@ -34,6 +35,7 @@ _EXAMPLES = """examples:
   bnn-report --rows method --columns data             methods down, data sets across, a table for each metric
   bnn-report --baseline method=map                    also differences from MAP, seed by seed
   bnn-report --ranks --summary median                 also mean ranks over data sets; medians and quartiles
+  bnn-report --evidence                               also ranked by evidence, beside the test log-likelihood
   bnn-report --metrics all --format csv               every number, for your own analysis
 
 Mean ± standard error over seeds. A seed that is NaN, failed or missing is shown with the command that would make it,
@@ -69,6 +71,8 @@ def report(arguments: argparse.Namespace) -> list[Path]:
     try:
         if arguments.figure and any(row.n for row in table.rows):
             pictures = _figures(table, folder, name)
+            if arguments.evidence:
+                pictures.append(evidence_figure(rankings(table), folder / f"{name}_evidence.png"))
         texts = {"csv": to_csv(table), "md": to_markdown(made), "tex": to_latex(made)}
         if "html" in formats:
             texts["html"] = to_html(made, name, pictures, commands, _figures_of_runs(table))
@@ -116,6 +120,7 @@ def _report(table: Table, arguments: argparse.Namespace) -> Report:
         made = replace(made, grids=(*made.grids, without_extra(differences)))
     added = [mean_ranks(table)] if arguments.ranks else []
     added += [without_extra(ensemble_equivalents(table))] if arguments.equivalents else []
+    added += evidence_grids(rankings(table)) if arguments.evidence else []
     return replace(made, grids=(*made.grids, *added))
 
 
@@ -151,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--baseline", metavar="'F=X ...'", help="also paired differences from these runs: method=map")
     parser.add_argument("--ranks", action="store_true", help="also mean ranks over data sets")
     parser.add_argument("--equivalents", action="store_true", help="also the ensemble size that each method is worth")
+    parser.add_argument("--evidence", action="store_true", help="also rows ranked by log evidence, with a figure")
     for what in _FILTERS:
         parser.add_argument(f"--{what}", metavar="X,X", help=f"only these choices of {what}")
     parser.add_argument("--format", default=",".join(FORMATS), metavar="F,F", help="of csv, md, tex, html (all)")

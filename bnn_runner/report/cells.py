@@ -21,6 +21,7 @@ Status = Literal["done", "failed", "cut", "unfinished", "damaged"]
 
 _STATUS_FILES: tuple[tuple[str, Status], ...] = (("DONE", "done"), ("FAILED", "failed"), ("CUT", "cut"))
 _FOLDER_NAME = re.compile(r"(-?\d+)-([0-9a-fA-F]+)")
+_EVIDENCE = ("evidence_nats", "evidence_over", "mode", "newton_decrement_nats")
 _NEEDED_COLUMNS = ("metric", "value", "split", "status")
 
 
@@ -75,6 +76,7 @@ class Cell:
     choices: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     scores: tuple[ScoreRow, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -136,6 +138,7 @@ def read_cell(folder: Path) -> Cell:
         choices={str(k): str(v) for k, v in _mapping(facts, "choices").items()},
         config=_mapping(facts, "config"),
         scores=scores,
+        evidence={k: v for k, v in _mapping(facts, "report").items() if k in _EVIDENCE and v is not None},
     )
 
 

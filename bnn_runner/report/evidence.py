@@ -1,0 +1,183 @@
+"""Rows ranked by their log evidence beside their test log-likelihood: what the evidence alone would have chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bnn_runner.errors import UserError
+from bnn_runner.report import style
+from bnn_runner.report.cells import ScoreRow
+from bnn_runner.report.columns import Column
+from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.tables import Entry, Row, Table, aggregate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TEST = Column("marginal_loglik")
+_TRUSTED_DECREMENT = 1.0  # nats
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One row with its evidence (nats), test log-likelihood and Newton decrement (nats) over seeds, and its ranks."""
+
+    row: Row
+    evidence: Entry
+    test: Entry
+    decrement: Entry | None
+    mode: str
+    ranks: tuple[float, float]
+
+    @property
+    def name(self) -> str:
+        """Model, method and what else tells the row apart."""
+        key = self.row.group.key
+        return " ".join([key.model, key.method, *(f"{k.split('.')[-1]}={v}" for k, v in self.row.extra.items())])
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Rows of one training set whose evidence is over the same kind of weights, the largest evidence first."""
+
+    data: str
+    over: str
+    rows: tuple[Ranked, ...]
+
+    @property
+    def correlation(self) -> float:
+        """Spearman's: the correlation of the ranks; NaN where all are tied."""
+        pairs = [r.ranks for r in self.rows]
+        middle = (len(pairs) + 1) / 2
+        cross = sum((a - middle) * (b - middle) for a, b in pairs)
+        squares = math.prod(sum((pair[i] - middle) ** 2 for pair in pairs) for i in (0, 1))
+        return cross / math.sqrt(squares) if squares else math.nan
+
+
+def rankings(table: Table) -> tuple[Ranking, ...]:
+    """Raises `UserError` where no two rows have an evidence on the same data over the same kind of weights."""
+    blocks: dict[tuple[object, ...], list[Row]] = {}
+    for row in table.rows:
+        cells = row.group.done.values()
+        over = {str(c.evidence["evidence_over"]) for c in cells if "evidence_over" in c.evidence}
+        if len(over) == 1 and all("evidence_nats" in c.evidence for c in cells):
+            blocks.setdefault((row.group.key.data_key, over.pop()), []).append(row)
+    found = tuple(_ranking(str(key[1]), rows) for key, rows in blocks.items() if len(rows) > 1)
+    if not found:
+        raise UserError(
+            "--evidence ranks rows of one data set by their log evidence, and no two have one over the same weights. "
+            "Laplace methods have an evidence. Run two or more, as in bnn-run -m model=mlp,mlp_layernorm."
+        )
+    return found
+
+
+def evidence_grids(found: Sequence[Ranking]) -> tuple[Grid, ...]:
+    """A table for each ranking."""
+    grids = []
+    for ranking in found:
+        extra = list(ranking.rows[0].row.extra)
+        lines = []
+        for r in ranking.rows:
+            key = r.row.group.key
+            words = (
+                f"{r.ranks[0]:g}",
+                f"{r.ranks[1]:g}",
+                key.model,
+                key.method,
+                *r.row.extra.values(),
+                r.mode,
+                str(r.row.n),
+            )
+            lines.append(Line(words, (r.evidence, r.test, r.decrement), r.row.n))
+        far = any(r.decrement is not None and r.decrement.mean > _TRUSTED_DECREMENT for r in ranking.rows)
+        note = f"Spearman's correlation of the two ranks over {len(lines)} rows: {ranking.correlation:.2f}."
+        if far:
+            note += (
+                " Newton decrements above 1 nat: those weights are not at the optimum that the evidence supposes; "
+                "method.mode=tangent has the evidence at it."
+            )
+        grids.append(
+            Grid(
+                f"{ranking.data}: by evidence over {ranking.over}",
+                ("by evidence", "by test", "model", "method", *extra, "mode", "n"),
+                5 + len(extra),
+                ("log evidence [nats] ↑", "marginal_loglik [nats per point] ↑", "Newton decrement [nats]"),
+                tuple(lines),
+                note,
+            )
+        )
+    return tuple(grids)
+
+
+def evidence_figure(found: Sequence[Ranking], path: Path) -> Path:
+    """For each ranking: evidence and test log-likelihood of the rows in order, and one against the other."""
+    from matplotlib.figure import Figure
+
+    heights = [1.4 + max(1.6, 0.34 * len(r.rows)) for r in found]
+    figure = Figure(figsize=(11.5, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(found), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part, ranking in zip(parts, found, strict=True):
+        told = f"{ranking.data} · evidence over {ranking.over} · Spearman {ranking.correlation:.2f}"
+        part.suptitle(told, fontsize=10, fontweight="bold")
+        left, middle, right = part.subplots(1, 3, width_ratios=(1, 1, 1.2))
+        for ax in (left, middle, right):
+            style.tidy(ax)
+        _dots(left, ranking, [r.evidence for r in ranking.rows], "log evidence [nats] →", labelled=True)
+        _dots(middle, ranking, [r.test for r in ranking.rows], "test log-likelihood [nats per point] →", labelled=False)
+        for i, r in enumerate(ranking.rows):
+            right.errorbar(
+                [r.evidence.mean], [r.test.mean], xerr=[_error(r.evidence)], yerr=[_error(r.test)],
+                fmt=style.marker(i), color=style.colour(i), markersize=6, capsize=3,
+            )  # fmt: skip
+        right.set_xlabel("log evidence [nats]")
+        right.set_ylabel("test log-likelihood [nats per point]")
+        right.margins(0.12)
+        right.locator_params(nbins=5)
+    return style.save(figure, path)
+
+
+def _dots(ax: Axes, ranking: Ranking, entries: Sequence[Entry], label: str, labelled: bool) -> None:
+    for i, entry in enumerate(entries):
+        ax.errorbar(
+            [entry.mean], [i], xerr=[_error(entry)], fmt=style.marker(i), color=style.colour(i), markersize=6, capsize=3
+        )
+    ax.set_yticks(range(len(entries)), [r.name for r in ranking.rows] if labelled else [""] * len(entries))
+    ax.set_ylim(len(entries) - 0.5, -0.5)
+    ax.margins(x=0.12)
+    ax.locator_params(axis="x", nbins=4)
+    ax.set_xlabel(label)
+
+
+def _error(entry: Entry) -> float:
+    return entry.standard_error if math.isfinite(entry.standard_error) else 0.0
+
+
+def _ranking(over: str, rows: Sequence[Row]) -> Ranking:
+    evidences = [_facts(row, "evidence_nats", "higher") for row in rows]
+    tests = [aggregate([c.main_scores[TEST] for c in row.group.done.values() if TEST in c.main_scores]) for row in rows]
+    first, second = _ranks(evidences), _ranks(tests)
+    ranked = []
+    for i, row in enumerate(rows):
+        cells = row.group.done.values()
+        modes = {str(c.evidence.get("mode", "network")) for c in cells}
+        decrement = None
+        if all("newton_decrement_nats" in c.evidence for c in cells):
+            decrement = _facts(row, "newton_decrement_nats", "")
+        ranked.append(Ranked(row, evidences[i], tests[i], decrement, "/".join(sorted(modes)), (first[i], second[i])))
+    ranked.sort(key=lambda r: r.ranks[0])
+    return Ranking(rows[0].group.key.data, over, tuple(ranked))
+
+
+def _facts(row: Row, name: str, better: str) -> Entry:
+    values = [float(c.evidence[name]) for c in row.group.done.values()]
+    return aggregate([ScoreRow(name, value, better=better, unit="nats") for value in values])
+
+
+def _ranks(entries: Sequence[Entry]) -> list[float]:
+    """1 for the largest mean, ties share theirs, what is no number comes last."""
+    means = [e.mean if e.n and not math.isnan(e.mean) else -math.inf for e in entries]
+    return [sum(m > mean for m in means) + (means.count(mean) + 1) / 2 for mean in means]
