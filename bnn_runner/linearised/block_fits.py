@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.errors import RunFailed
-from bnn_runner.linearised.algebra import Repairs, checked, eigh, wide
+from bnn_runner.linearised.algebra import Repairs, checked, eigh, gram, wide
 from bnn_runner.linearised.blocks import (
     Block,
     BlockCurvature,
@@ -26,10 +26,12 @@ from bnn_runner.linearised.blocks import (
 from bnn_runner.linearised.factors import Factored, TensorJacobian
 from bnn_runner.linearised.groups import Group, each_layer, each_tensor, with_joint_biases
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.linearised.patches import Patches
 
 Pass = Callable[[], Iterator[BatchJacobians]]
 Sharing = Literal["expand", "reduce"]
 MAX_BLOCK_BYTES = 4 * 2**30
+CACHED_FLOATS = 1_000_000
 
 
 def fit_diagonal(jacobians: Jacobians, batches: Pass) -> BlockCurvature:
@@ -47,6 +49,14 @@ def _squares(jacobian: TensorJacobian) -> Tensor:
     if (pair := one_position(jacobian)) is not None:
         a, g = pair
         return (g.square().sum(1).T @ a.square()).reshape(-1)
+    if isinstance(jacobian, Factored):
+        # A few points at once: their dense Jacobian is squared and summed while it is in the caches.
+        inputs, points = jacobian.inputs, max(1, CACHED_FLOATS // (jacobian.size * jacobian.grads.shape[1]))
+        parts = zip(inputs.split(points), jacobian.grads.split(points), strict=True)
+        total = inputs.new_zeros(jacobian.size)
+        for a, g in parts:
+            total += Factored(a, g).dense().square_().sum((0, 1))
+        return total
     return jacobian.dense().square().sum((0, 1))
 
 
@@ -65,7 +75,7 @@ def fit_layers(jacobians: Jacobians, batches: Pass, repairs: Repairs) -> BlockCu
     for batch in batches():
         for group in groups:
             rows = group.jacobian(batch.tensors).dense().flatten(0, 1)
-            sums[group.name] = sums.get(group.name, 0) + wide(rows.T @ rows)
+            sums[group.name] = sums.get(group.name, 0) + wide(gram(rows))
     return _curvature(jacobians, groups, [FullBlock(*eigh(sums[g.name], g.name, repairs)) for g in groups])
 
 
@@ -95,14 +105,16 @@ def fit_kfac(
             j = group.jacobian(batch.tensors)
             if isinstance(j, Factored):
                 j = _shared(j, sharing)
-                factors_a[group.name] = factors_a.get(group.name, 0) + wide(_gram(j.inputs))
+                factors_a[group.name] = factors_a.get(group.name, 0) + wide(
+                    j.read.gram() if isinstance(j.read, Patches) else _gram(j.read)
+                )
                 factors_g[group.name] = factors_g.get(group.name, 0) + wide(_gram(j.grads.flatten(0, 1)))
-                counts[group.name] = counts.get(group.name, 0) + j.inputs.shape[0] * j.inputs.shape[2]
+                counts[group.name] = counts.get(group.name, 0) + j.read.shape[0] * j.read.shape[2]
             elif (
                 group.name not in biases or _weight_of(group) not in factors_g
             ):  # a bias beside its weight has the weight's output factor
                 rows = j.dense().flatten(0, 1)
-                part = rows.square().sum(0) if jacobians.rule(group.name) == "general" else rows.T @ rows
+                part = rows.square().sum(0) if jacobians.rule(group.name) == "general" else gram(rows)
                 exact[group.name] = exact.get(group.name, 0) + wide(part)
     blocks: list[Block] = []
     for group in groups:
@@ -166,9 +178,10 @@ def _shared(jacobian: Factored, sharing: Sharing) -> Factored:
 
 
 def _gram(values: Tensor) -> Tensor:
-    """Σ_b Σ_t v v' of [B, n, T]: [n, n], as one product of long rows."""
-    rows = values.transpose(0, 1).flatten(1)
-    return rows @ rows.T
+    """Σ_b Σ_t v v' of [B, n, T]: [n, n], point by point where that is less to write, else as one product."""
+    if values.shape[1] <= values.shape[2]:
+        return torch.bmm(values, values.mT).sum(0)
+    return gram(values.transpose(0, 1).flatten(1).T)
 
 
 def _curvature(jacobians: Jacobians, groups: tuple[Group, ...], blocks: list[Block]) -> BlockCurvature:

@@ -54,7 +54,7 @@ def outer(half: Tensor) -> Tensor:
 
 def one_position(jacobian: TensorJacobian) -> tuple[Tensor, Tensor] | None:
     """Inputs [B, d] and derivatives [B, C, o] of a factored Jacobian with T = 1; None for any other."""
-    if isinstance(jacobian, Factored) and jacobian.inputs.shape[-1] == 1:
+    if isinstance(jacobian, Factored) and jacobian.read.shape[-1] == 1:
         return jacobian.inputs[..., 0], jacobian.grads[..., 0]
     return None
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnn_runner.linearised.patches import Patches
+
 FLOATS_AT_ONCE = 8_000_000
 """Numbers in one intermediate array: more would not fit the caches, and fresh memory costs more than the arithmetic."""
 
@@ -24,16 +26,22 @@ def forms_dense(positions: int, outputs: int, inputs: int, directions: int, draw
 class Factored:
     """Jacobian of C outputs at B points with respect to a weight matrix: Σ_t g_t a_tᵀ.
 
-    `inputs` a is [B, d, T], `grads` g is [B, C, o, T]; the weight has o × d numbers.
+    `read` is a [B, d, T], or the images that a convolution takes it from; `grads` g is [B, C, o, T]; the
+    weight has o × d numbers.
     """
 
-    inputs: Tensor
+    read: Tensor | Patches
     grads: Tensor
+
+    @property
+    def inputs(self) -> Tensor:
+        """A [B, d, T]; patches are made anew each time, so that those of one layer at most live at once."""
+        return self.read.unfolded() if isinstance(self.read, Patches) else self.read
 
     @property
     def size(self) -> int:
         """Weights of the tensor."""
-        return self.grads.shape[2] * self.inputs.shape[1]
+        return self.grads.shape[2] * self.read.shape[1]
 
     def dense(self) -> Tensor:
         """[B, C, o·d]."""
@@ -47,7 +55,7 @@ class Factored:
     def apply(self, deltas: Tensor) -> Tensor:
         """J δ_s for deltas [S, o·d]: [B, C, S], by whichever order of products needs less work."""
         b, c, o, t = self.grads.shape
-        d, s = self.inputs.shape[1], len(deltas)
+        d, s = self.read.shape[1], len(deltas)
         if forms_dense(t, o, d, c, s):
             return (self.dense().reshape(b * c, -1) @ deltas.T).reshape(b, c, s)
         out = deltas.new_empty(b, c, s)
@@ -127,8 +135,8 @@ TensorJacobian = Factored | Dense | Looked
 
 def entries(jacobian: TensorJacobian, index: Tensor) -> Dense:
     """The Jacobian with respect to the weights at `index` [n] of the tensor alone; a wide one is not formed for few."""
-    if isinstance(jacobian, Factored) and len(index) * jacobian.inputs.shape[-1] < jacobian.size:
-        width = jacobian.inputs.shape[1]
+    if isinstance(jacobian, Factored) and len(index) * jacobian.read.shape[-1] < jacobian.size:
+        width = jacobian.read.shape[1]
         inputs, grads = jacobian.inputs[:, index % width], jacobian.grads[:, :, index // width]
         return Dense(torch.einsum("bnt,bcnt->bcn", inputs, grads))
     return Dense(jacobian.dense()[..., index])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.errors import RunFailed
-from bnn_runner.linearised.algebra import Repairs, checked, cholesky, eigh, log_det, wide
+from bnn_runner.linearised.algebra import Repairs, checked, cholesky, eigh, gram, log_det, wide
 from bnn_runner.linearised.blocks import outer
 from bnn_runner.linearised.groups import Group, each_tensor
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
@@ -103,7 +103,7 @@ class FullCurvature:
             return eigh(matrix, "the full curvature", self.repairs)
         assert self.rows is not None
         rows = self.rows if scale is None else self.rows * scale
-        values, left = eigh(rows @ rows.T, "the full curvature (dual side)", self.repairs)
+        values, left = eigh(gram(rows.T), "the full curvature (dual side)", self.repairs)
         keep = values > values[-1].clamp_min(1e-300) * 1e-13 * len(values)
         values, left = values[keep], left[:, keep]
         return values, (rows.T @ left) * values.rsqrt()
@@ -134,7 +134,7 @@ class FullCurvature:
             if self._grams is None:
                 assert self.rows is not None
                 parts = self.rows.split(list(self.sizes.values()), dim=1)
-                self._grams = torch.stack([p @ p.T for p in parts])
+                self._grams = torch.stack([gram(p.T) for p in parts])
             matrix = torch.tensordot(precisions.to(self._grams.device).reciprocal(), self._grams, dims=1)
         identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
         return matrix + identity
@@ -183,12 +183,13 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
         )
     dtype = jacobians.network.parameters[jacobians.names[0]].dtype
     if side(total, num_rows) == "primal":
-        gram: Tensor | None = None
+        total_gram: Tensor | None = None
         for batch in batches:
-            rows = wide(batch.dense().flatten(0, 1))
-            gram = rows.T @ rows if gram is None else gram.addmm_(rows.T, rows)
-        assert gram is not None
-        return FullCurvature(None, _checked_columns(gram, gram.diagonal().unsqueeze(0), sizes), sizes, dtype, repairs)
+            part = gram(wide(batch.dense().flatten(0, 1)))
+            total_gram = part if total_gram is None else total_gram.add_(part)
+        assert total_gram is not None
+        _checked_columns(total_gram, total_gram.diagonal().unsqueeze(0), sizes)
+        return FullCurvature(None, total_gram, sizes, dtype, repairs)
     collected = torch.cat([wide(batch.dense().flatten(0, 1)) for batch in batches])
     return FullCurvature(_checked_columns(collected, collected, sizes), None, sizes, dtype, repairs)
 

@@ -134,7 +134,7 @@ class ScaledBlock:
 
     def _scaled(self, jacobian: TensorJacobian) -> TensorJacobian:
         """J D."""
-        if isinstance(jacobian, Factored) and len(self.columns) == jacobian.inputs.shape[1]:
+        if isinstance(jacobian, Factored) and len(self.columns) == jacobian.read.shape[1]:
             a, g = jacobian.inputs, jacobian.grads
             return Factored(a * self.columns.to(a).unsqueeze(-1), g * self.rows.to(g).unsqueeze(-1))
         dense = jacobian.dense()

@@ -30,8 +30,8 @@ class Group:
             return first
         if self.homogeneous:
             assert isinstance(first, Factored)
-            ones = torch.ones_like(first.inputs[:, :1])
-            return Factored(torch.cat([first.inputs, ones], dim=1), first.grads)
+            inputs = first.inputs
+            return Factored(torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1), first.grads)
         return Dense(torch.cat([tensors[name].dense() for name in self.members], dim=-1))
 
     def packed(self, values: Tensor, sizes: Mapping[str, int]) -> Tensor:

@@ -28,6 +28,7 @@ from torch.func import functional_call, vmap
 from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed
 from bnn_runner.linearised.factors import FLOATS_AT_ONCE, Dense, Factored, Looked, TensorJacobian, entries, forms_dense
+from bnn_runner.linearised.patches import Patches, patches_of
 from bnn_runner.modes import evaluation_mode, plain_attention, true_float32
 from bnn_runner.streams import generator
 
@@ -287,14 +288,16 @@ class Jacobians:
             ids = torch.cat([v.inputs.flatten(1) for v in calls], dim=1)
             rows = torch.cat([g.flatten(2, -2) for g in grads], dim=2)
             return Looked(ids, rows, owner.num_embeddings)
-        pairs = [_positions(owner, v.inputs, g) for v, g in zip(calls, grads, strict=True)]
-        self._positions[name] = sum(a.shape[-1] for a, _ in pairs)
         if kind == "bias":
-            parts = [g.sum(-1) for _, g in pairs]
+            sums = [_by_position(owner, g) for g in grads]
+            self._positions[name] = sum(g.shape[-1] for g in sums)
+            parts = [g.sum(-1) for g in sums]
             return Dense(sum(parts[1:], parts[0]))
+        pairs = [Factored(_read(owner, v.inputs), _by_position(owner, g)) for v, g in zip(calls, grads, strict=True)]
+        self._positions[name] = sum(j.read.shape[-1] for j in pairs)
         if len(pairs) == 1:
-            return Factored(*pairs[0])
-        return Factored(torch.cat([a for a, _ in pairs], dim=-1), torch.cat([g for _, g in pairs], dim=-1))
+            return pairs[0]
+        return Factored(torch.cat([j.inputs for j in pairs], dim=-1), torch.cat([j.grads for j in pairs], dim=-1))
 
     def _buffers_of(self, name: str) -> dict[str, Tensor]:
         prefix = name.rpartition(".")[0] + "."
@@ -352,22 +355,18 @@ def _recorder(visits: dict[nn.Module, list[_Visit]]) -> Callable[..., Tensor]:
     return record
 
 
-def _positions(owner: nn.Module, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs [B, d, T] and derivatives [B, C, o, T] of a linear or convolution layer, position by position."""
+def _read(owner: nn.Module, inputs: Tensor) -> Tensor | Patches:
+    """What a linear or convolution layer reads at each position, [B, d, T]."""
     if isinstance(owner, nn.Conv2d):
-        padding = owner.padding
-        if isinstance(padding, str):  # "same" puts the odd one at the end
-            extra = [
-                d * (k - 1) if padding == "same" else 0 for d, k in zip(owner.dilation, owner.kernel_size, strict=True)
-            ]
-            inputs = nn.functional.pad(inputs, [n for e in reversed(extra) for n in (e // 2, e - e // 2)])
-            padding = (0, 0)
-        patches = nn.functional.unfold(inputs, owner.kernel_size, owner.dilation, padding, owner.stride)
-        return patches, grads.flatten(3)
-    batch, directions = grads.shape[:2]
-    positions = math.prod(inputs.shape[1:-1])
-    flat_grads = grads.reshape(batch, directions, positions, -1)
-    return inputs.reshape(batch, positions, -1).mT, flat_grads.mT
+        return patches_of(owner, inputs)
+    return inputs.reshape(len(inputs), -1, inputs.shape[-1]).mT
+
+
+def _by_position(owner: nn.Module, grads: Tensor) -> Tensor:
+    """Derivatives [B, C, o, T] with respect to the output of a linear or convolution layer."""
+    if isinstance(owner, nn.Conv2d):
+        return grads.flatten(3)
+    return grads.reshape(*grads.shape[:2], -1, grads.shape[-1]).mT
 
 
 def _norm_jacobian(owner: nn.Module, kind: str, inputs: Tensor, grads: Tensor, buffers: dict[str, Tensor]) -> Tensor:
