@@ -13,15 +13,16 @@ from bnn_runner.linearised.blocks import BlockCurvature
 from bnn_runner.linearised.full import FullCurvature, fit_full
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.linearised.low_rank import LowRankCurvature, fit_low_rank
 from bnn_runner.linearised.output_curvature import OutputCurvature
 from bnn_runner.tasks import Task
 
-Structure = Literal["full", "block", "kfac", "ekfac", "diag"]
+Structure = Literal["full", "block", "kfac", "ekfac", "diag", "low_rank"]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit over the clean training set in order, no point dropped."""
+    """A fit over the clean training set in order, no point dropped; `rank` is that of a low-rank one."""
 
     task: Task
     jacobians: Jacobians
@@ -30,10 +31,13 @@ class Fit:
     joint_bias: bool
     repairs: Repairs
     progress: Callable[[str, int, int], None]
+    rank: int = 0
 
-    def __call__(self, structure: Structure) -> BlockCurvature | FullCurvature:
-        if structure == "full":
+    def __call__(self, structure: Structure) -> BlockCurvature | FullCurvature | LowRankCurvature:
+        if structure in ("full", "low_rank"):
             rows = len(self.task.train) * self.output_curvature.columns(self.task, self.jacobians.network)
+            if structure == "low_rank":
+                return fit_low_rank(self.jacobians, self.batches, rows, self.rank, self.repairs)
             return fit_full(self.jacobians, self.batches(), rows, self.repairs)
         if structure == "block":
             return fit_layers(self.jacobians, self.batches, self.repairs)
@@ -63,6 +67,8 @@ def rule_of(structure: Structure, jacobians: Jacobians, group: Group) -> str:
     """How the tensors of a group are treated, in words."""
     if structure == "full":
         return "full curvature"
+    if structure == "low_rank":
+        return "leading eigenpairs of the full curvature"
     if structure == "diag":
         return "diagonal"
     if structure == "block":

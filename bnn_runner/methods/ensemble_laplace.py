@@ -15,7 +15,7 @@ from bnn_runner.linearised.basis import HeldKind
 from bnn_runner.linearised.output_curvature import Kind
 from bnn_runner.linearised.point import Mode
 from bnn_runner.linearised.structures import Structure
-from bnn_runner.methods.laplace import Laplace
+from bnn_runner.methods.laplace import RANK, Laplace
 from bnn_runner.mixtures import Mixture, predictive_log_densities, stacking_weights
 from bnn_runner.modes import true_float32
 from bnn_runner.posteriors import member_distances
@@ -42,6 +42,7 @@ class EnsembleLaplace:
     fisher_samples: int = 1
     sharing: Literal["expand", "reduce"] = "expand"
     bias: Literal["separate", "joint"] = "separate"
+    rank: int = RANK
     weights: Literal["all", "last_layer"] = "all"
     hold: tuple[HeldKind, ...] = ()
     predict: Literal["draws", "network"] = "draws"

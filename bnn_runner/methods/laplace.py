@@ -17,6 +17,7 @@ from bnn_runner.linearised.families import Setting, family_problems
 from bnn_runner.linearised.full import bytes_needed
 from bnn_runner.linearised.invariance import scale_invariant
 from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
+from bnn_runner.linearised.low_rank import LowRankCurvature
 from bnn_runner.linearised.newton import newton_decrement
 from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
 from bnn_runner.linearised.point import Mode, Point, at_network, at_tangent_optimum
@@ -27,6 +28,7 @@ from bnn_runner.modes import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
 FULL_UP_TO = 3000
+RANK = 100
 DECREMENT_NATS = 1.0
 
 
@@ -34,16 +36,16 @@ DECREMENT_NATS = 1.0
 class Laplace:
     """Gaussian posterior N(w*, (H + Λ)⁻¹) with H a curvature at the MAP weights.
 
-    structure: full, block (one exact block a layer), kfac, ekfac, diag, or auto (full where its
-    smaller side has at most 3,000 rows, else kfac). curvature: ggn (exact), mc_fisher (with
-    `fisher_samples` sampled targets a point) or empirical_fisher. sharing: how Kronecker factors
-    treat the positions of a convolution, expand or reduce. bias: separate blocks, or joint with the
-    weight's Kronecker factors. weights: all or last_layer; the rest stay at their MAP values. hold: the
-    kinds of weights that stay there too (norm, bias, embedding, attention; see `kinds_of`); those that
-    do not have a block of their own, as the treatment says. predict: draws of the tangent model;
-    closed_form (exact Gaussian; probit for classes); bridge (classes); network (draws through the
-    network itself, for comparison). mode: network takes the evidence at w*; tangent at the tangent
-    model's own optimum v*, found to a relative gradient of `tangent_tolerance` within
+    structure: full, block (one exact block a layer), kfac, ekfac, diag, low_rank (the `rank` leading
+    eigenpairs of the full curvature), or auto (full where its smaller side has at most 3,000 rows, else
+    kfac). curvature: ggn (exact), mc_fisher (with `fisher_samples` sampled targets a point) or
+    empirical_fisher. sharing: how Kronecker factors treat the positions of a convolution, expand or reduce.
+    bias: separate blocks, or joint with the weight's Kronecker factors. weights: all or last_layer; the
+    rest stay at their MAP values. hold: the kinds of weights that stay there too (norm, bias, embedding,
+    attention; see `kinds_of`); those that do not have a block of their own, as the treatment says. predict:
+    draws of the tangent model; closed_form (exact Gaussian; probit for classes); bridge (classes); network
+    (draws through the network itself, for comparison). mode: network takes the evidence at w*; tangent at
+    the tangent model's own optimum v*, found to a relative gradient of `tangent_tolerance` within
     `tangent_passes` passes over the data; auto is tangent where that is reached, else network. The
     predictive mean is f(x, w*) in all of them.
     """
@@ -53,6 +55,7 @@ class Laplace:
     fisher_samples: int = 1
     sharing: Literal["expand", "reduce"] = "expand"
     bias: Literal["separate", "joint"] = "separate"
+    rank: int = RANK
     weights: Literal["all", "last_layer"] = "all"
     hold: tuple[HeldKind, ...] = ()
     predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
@@ -77,7 +80,14 @@ class Laplace:
                 f"method.fisher_samples={self.fisher_samples} would be ignored under method.curvature={self.curvature}."
                 " Use method.curvature=mc_fisher with it, or drop it."
             )
-        if self.structure in ("full", "block", "diag"):
+        if self.rank < 1:
+            problems.append(f"method.rank={self.rank} keeps no eigenpair. It must be 1 or more.")
+        elif self.rank != RANK and self.structure != "low_rank":
+            problems.append(
+                f"method.rank={self.rank} would be ignored under method.structure={self.structure}. "
+                "Use method.structure=low_rank with it, or drop it."
+            )
+        if self.structure in ("full", "block", "diag", "low_rank"):
             problems += [
                 f"method.{key}={value} would be ignored under method.structure={self.structure}. It is about Kronecker "
                 "factors. Use method.structure=kfac or ekfac with it, or drop it."
@@ -130,6 +140,7 @@ class Laplace:
             self.bias == "joint",
             repairs,
             context.progress,
+            self.rank,
         )
 
     def over(
@@ -155,6 +166,10 @@ class Laplace:
         gaussian = settled.curvature.gaussian(precisions)
         decrement = newton_decrement(task, jacobians, setting.prior.diagonal(precisions), gaussian)
         notes = [*chosen.notes, *point.choice.notes, *point.notes]
+        dropped: dict[str, Any] = {}
+        if isinstance(curvature, LowRankCurvature):
+            dropped, told = curvature.facts(point.choice.precisions)
+            notes += told
         if decrement > DECREMENT_NATS and point.mode == "network":
             notes.append(
                 f"the weights are {decrement:.2g} nats (Newton decrement) from the optimum of the log posterior under "
@@ -173,6 +188,7 @@ class Laplace:
             "scale_invariant": list(invariant),
             "effective_dimension": float(settled.curvature.effective_dimensions(precisions).sum()),
             **settled.report,
+            **dropped,
             **point.choice.report,
             **point.report,
             "repairs": dict(repairs),
