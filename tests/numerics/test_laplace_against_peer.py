@@ -19,7 +19,7 @@ from bnn_runner.methods.laplace_subnetwork import LaplaceSubnetwork
 from bnn_runner.models.mlp import MLP
 from bnn_runner.tasks import Task, TaskSpec
 from tests.numerics.small_problems import context, make_network, make_task
-from tests.numerics.test_laplace_identities import places
+from tests.numerics.test_laplace_identities import dense_curvature, places
 
 laplace = pytest.importorskip("laplace", reason="the peer is a test dependency: pip install -e '.[test]'")
 CurvlinopsGGN = pytest.importorskip("laplace.curvature").CurvlinopsGGN
@@ -187,6 +187,31 @@ def _subnetwork_peer(task: Task, network: Network, peer_net: nn.Module, structur
     peer = kind(peer_net, task.spec.kind, subnetwork_indices=index, **settings)
     peer.fit(loader)
     return peer
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES)
+def test_low_rank_agrees_given_the_eigenpairs(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evidence and covariance by the peer's Woodbury forms. The peer finds its eigenpairs, which are those of the
+    Hessian and no GGN, by a package that no registry has; so it is given those of the dense curvature by numpy."""
+    task, network, peer_net = _setup(case)
+    posterior = Laplace(structure="low_rank", rank=9).fit(task, [network], context(Fixed(0.7)))
+    monkeypatch.setattr("laplace.baselaplace.find_spec", lambda _: True)
+    noise = float(network.likelihood.log_noise.exp()) if isinstance(network.likelihood, Gaussian) else 1.0
+    settings = {"prior_precision": 0.7, "sigma_noise": noise, "backend": CurvlinopsGGN}
+    reference = laplace.DiagLaplace(peer_net, task.spec.kind, **settings)
+    reference.fit(DataLoader(TensorDataset(task.train.inputs, task.train.targets), batch_size=len(task.train)))
+    peer = laplace.LowRankLaplace(peer_net, task.spec.kind, **settings)
+    values, vectors = torch.linalg.eigh(dense_curvature(task, network) * noise**2)
+    peer.H = (vectors[:, -9:], values[-9:])
+    for name in ("mean", "n_data", "loss", "n_outputs"):
+        setattr(peer, name, getattr(reference, name))
+    evidence = float(peer.log_marginal_likelihood()) - len(task.train) * float(task.target_scale.log().sum())
+    assert posterior.report["evidence_nats"] == pytest.approx(evidence, rel=1e-5)
+    moments = posterior.moments(task.test.inputs)
+    _, covariance = peer._glm_predictive_distribution(task.test.inputs)
+    expected = covariance.detach().reshape(moments.covariance.shape)
+    torch.testing.assert_close(moments.covariance, expected, rtol=1e-5, atol=1e-9)
 
 
 def test_functional_call_reference() -> None:
