@@ -298,7 +298,8 @@ class Run:
         networks = self.networks
         self.console.say("the posterior was not saved (save_posterior=true does): it is fitted again")
         hyper, schedule = self.experiment.hyper, self.experiment.schedule
-        context = FitContext(self.seed, hyper, schedule, progress=self._session.progress)
+        fixed = self.experiment.noise.noise == "fixed"
+        context = FitContext(self.seed, hyper, schedule, progress=self._session.progress, noise_fixed=fixed)
         return self.experiment.method.fit(work.task, networks, context)
 
     @property

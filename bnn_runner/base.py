@@ -217,6 +217,8 @@ class FitContext:
     `progress(stage, done, total)` tells how far the fit is, and raises `Interrupted` when the run is
     to stop. A long fit keeps its state in the file `checkpoint` (written whole, at intervals and on
     `Interrupted`), and goes on from it when the run is started again; the runner removes it at the end.
+    `noise_fixed`: the noise of regression is given (likelihood.noise=fixed), and no fit may move it.
+    `record(row)` takes a line of the fit's own history, for history.csv.
     """
 
     seed: int
@@ -225,6 +227,8 @@ class FitContext:
     checkpoint: Path | None = None
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
     augment: Augmentation | None = None
+    noise_fixed: bool = False
+    record: Callable[[Mapping[str, float]], None] = lambda row: None
 
 
 Predictive = Literal["draws", "closed_form", "bridge"]

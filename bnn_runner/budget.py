@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from bnn_runner.base import FitContext, Network, Settles
+from bnn_runner.base import FitContext, Network, Posterior, Settles
 from bnn_runner.config import Experiment
 from bnn_runner.evaluation import evaluate
 from bnn_runner.hyper import Fixed
+from bnn_runner.posteriors import Networks
 from bnn_runner.progress import LONG_AFTER_SECONDS, duration
 from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_json
@@ -93,6 +94,8 @@ def estimate(
 ) -> Cost:
     """What a run would cost: a few real training steps, and posteriors of two small subsets, timed.
 
+    A fit that takes longer than two seconds is left there, and its time taken from how far it came.
+
     `missing` are the trainings that the cache lacks; `scored_points` how many points each task evaluates.
     """
     training = _training_seconds(recipe, missing, device)
@@ -147,19 +150,34 @@ def _posterior_seconds(
     method = experiment.method
     if isinstance(method, Settles):
         method = method.settled(task, networks[0])
-    begin = time.perf_counter()
-    posterior = method.fit(small, networks, FitContext(0, Fixed(1.0), experiment.schedule))
+    settings, begin = experiment.settings.eval, time.perf_counter()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        spent = time.perf_counter() - begin
+        if 0 < done < total and spent > _PROBE_SECONDS:
+            raise _LongFit(spent * total / done)
+
+    predictive, num_draws, share = experiment.method.predictive, settings.num_draws, 1.0
+    try:
+        posterior: Posterior = method.fit(
+            small, networks, FitContext(0, Fixed(1.0), experiment.schedule, progress=progress)
+        )
+        fit = time.perf_counter() - begin
+    except _LongFit as long:
+        # Its draws are networks, as far as their cost goes: some copies of one stand for them.
+        fit, predictive, num_draws = long.seconds, "draws", min(num_draws, 8)
+        posterior, share = Networks((networks[0],) * num_draws, {}), settings.num_draws / num_draws
     middle = time.perf_counter()
-    evaluate(
-        small,
-        posterior,
-        experiment.method.predictive,
-        experiment.settings.eval.num_draws,
-        0,
-        experiment.settings.eval.batch_size,
-        max_ood=0,
-    )
-    return middle - begin, time.perf_counter() - middle
+    evaluate(small, posterior, predictive, num_draws, 0, settings.batch_size, max_ood=0)
+    return fit, share * (time.perf_counter() - middle)
+
+
+class _LongFit(Exception):
+    """A fit that takes longer than a probe may, left at its first progress after that; `seconds` is all of it."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"about {seconds:.0f} s")
+        self.seconds = seconds
 
 
 def shorten(

@@ -74,9 +74,12 @@ class Cell:
             self.folder / "metrics.csv", table_text([asdict(s) for s in scores], [f.name for f in fields(Score)])
         )
 
-    def write_history(self, histories: Sequence[Sequence[Mapping[str, float]]]) -> None:
-        """history.csv: one row an epoch and member."""
-        rows = [{"member": i, **row} for i, history in enumerate(histories) for row in history]
+    def write_history(
+        self, histories: Sequence[Sequence[Mapping[str, float]]], fit: Sequence[Mapping[str, float]] = ()
+    ) -> None:
+        """history.csv: one row an epoch and member, then those of the posterior's own `fit` as member "posterior"."""
+        rows: list[dict[str, Any]] = [{"member": i, **row} for i, history in enumerate(histories) for row in history]
+        rows += [{"member": "posterior", **row} for row in fit]
         columns = list(dict.fromkeys(key for row in rows for key in row)) or ["member"]
         write_text(self.folder / "history.csv", table_text(rows, columns))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,11 +52,12 @@ def complete(work: Work, plan: Workplan, session: Session) -> None:
                 "a trained network vanished from the cache while the run went on. Run the same command again."
             )
         given = tell_given(work, networks, session)
-        posterior = _fit(work, networks, session)
+        history: list[Mapping[str, float]] = []
+        posterior = _fit(work, networks, session, history.append)
         evaluation, calibration = _evaluate(work, posterior, session)
         session.stop.check("evaluation")
         scores = score(work, evaluation)
-        _write(work, networks, posterior, evaluation, calibration, scores, given, session)
+        _write(work, networks, posterior, evaluation, calibration, scores, given, history, session)
         work.cell.finish()
     finally:
         console.log = None
@@ -81,7 +82,9 @@ def score_again(work: Work) -> bool:
     return True
 
 
-def _fit(work: Work, networks: list[Network], session: Session) -> Posterior:
+def _fit(
+    work: Work, networks: list[Network], session: Session, record: Callable[[Mapping[str, float]], None]
+) -> Posterior:
     context = FitContext(
         seed=work.cell.seed,
         hyper=work.experiment.hyper,
@@ -89,6 +92,8 @@ def _fit(work: Work, networks: list[Network], session: Session) -> Posterior:
         checkpoint=work.cell.fit_checkpoint,
         progress=session.step,
         augment=work.experiment.augment,
+        noise_fixed=work.experiment.noise.noise == "fixed",
+        record=record,
     )
     with work.stages.stage("posterior", session.device):
         posterior = work.experiment.method.fit(work.task, networks, context)
@@ -171,13 +176,14 @@ def _write(
     calibration: Calibration | None,
     scores: Sequence[Score],
     given: Sequence[dict[str, Any]],
+    history: Sequence[Mapping[str, float]],
     session: Session,
 ) -> None:
     experiment, cell = work.experiment, work.cell
     with work.stages.stage("writing", session.device):
         evaluation_store.save(evaluation, cell.folder)
         cell.write_scores(scores)
-        cell.write_history([n.history for n in networks])
+        cell.write_history([n.history for n in networks], history)
         cell.write_tuning([n.tuning for n in networks])
         write_text(cell.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(experiment.config)))
         write_text(

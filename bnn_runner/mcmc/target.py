@@ -7,6 +7,7 @@ from, so that the target is one fixed function of the weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -103,11 +104,32 @@ class LogPosterior:
         """
         w = w.detach().requires_grad_()
         with torch.enable_grad():
-            loglik = self.num_points * self.likelihood.log_prob(self.outputs(w, x), y).mean(-1)
-            (gradient,) = torch.autograd.grad(loglik.sum(), w)
+            outputs = self.outputs(w, x)
+        loglik, slope = _mean_loglik(self.likelihood, outputs.detach(), y)
+        (gradient,) = torch.autograd.grad(outputs, w, slope)
         w = w.detach()
-        prior = -0.5 * (self.precision * w.square()).sum(-1)
-        return loglik.detach() + prior, gradient.sub_(self.precision * w)
+        pulled = self.precision * w
+        value = torch.add(self.num_points * loglik, (pulled * w).sum(-1), alpha=-0.5)
+        return value, torch.sub(self.num_points * gradient, pulled)
+
+
+def _mean_loglik(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean over the batch of log p(y | outputs), [L], and its gradient in the outputs, [L, B, K].
+
+    Of the common Gaussian by formula, (y − f)/(B σ²), which saves a small network a third of its step; else by
+    autograd.
+    """
+    if isinstance(likelihood, Gaussian) and likelihood.log_noise.dim() == 1:
+        precision = torch.exp(-2 * likelihood.log_noise)
+        residual = y - outputs
+        slope = residual * (precision / outputs.shape[1])
+        constant = (likelihood.log_noise + 0.5 * math.log(2 * math.pi)).sum()
+        return (residual * slope).sum((1, 2)).mul_(-0.5).sub_(constant), slope
+    outputs = outputs.requires_grad_()
+    with torch.enable_grad():
+        loglik = likelihood.log_prob(outputs, y).mean(-1)
+        (slope,) = torch.autograd.grad(loglik.sum(), outputs)
+    return loglik.detach(), slope
 
 
 def _as(buffer: Tensor, dtype: torch.dtype) -> Tensor:

@@ -38,7 +38,8 @@ class BBB:
     ρ starts. epochs, lr: of this fit (null: those of the schedule, whose other fields hold too).
     kl_annealing: constant, linear (over the first kl_warmup of the steps) or blundell.
     likelihood_temperature T: the KL counts T times (below 1: a cold posterior). noise of regression:
-    learned jointly (from the start network's), or kept as the start network has it.
+    learned jointly (from the start network's, unless likelihood.noise=fixed), or kept as the start
+    network has it.
     """
 
     estimator: Literal["local", "flipout", "weights"] = "local"
@@ -102,7 +103,8 @@ class BBB:
 
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> MeanField:
         network = networks[0]
-        fit = self.begin(task, network, context.schedule, derive_seed(context.seed, "bbb"))
+        seed = derive_seed(context.seed, "bbb")
+        fit = self.begin(task, network, context.schedule, seed, learn_noise=not context.noise_fixed)
         has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules())
         if has_batchnorm and min(b - a for a, b in fit.bounds) < 2:
             raise UserError(
@@ -110,6 +112,8 @@ class BBB:
                 "norm."
             )
         run(fit, context)
+        for line in fit.history:
+            context.record(line)
         sigmas = fit.sigmas()
         fitted = replace(network, parameters=fit.mu, buffers=fit.buffers, likelihood=fit.likelihood())
         treatment = {}
@@ -122,8 +126,8 @@ class BBB:
             report["notes"].append("batchnorm statistics: running averages of the variational training, for all draws")
         return replace(posterior, report=report)
 
-    def begin(self, task: Task, network: Network, schedule: Schedule, seed: int) -> Fit:
-        """The fit before its first step."""
+    def begin(self, task: Task, network: Network, schedule: Schedule, seed: int, learn_noise: bool = True) -> Fit:
+        """The fit before its first step; the noise is learned if the method wants it and `learn_noise` lets it."""
         owners = {n: network.module.get_submodule(n.rpartition(".")[0]) for n in network.parameters}
         norms = {n for n, owner in owners.items() if isinstance(owner, _NORMS)}
         epochs = self.epochs or schedule.epochs
@@ -138,7 +142,7 @@ class BBB:
             warmup=self.kl_warmup,
             temperature=self.likelihood_temperature,
             rho=self.rho_init,
-            learn_noise=self.noise == "learned",
+            learn_noise=learn_noise and self.noise == "learned",
             complexities={n: self._complexity(network, n) for n in network.parameters},
             point=frozenset(norms if self.norm == "point" else ()),
         )

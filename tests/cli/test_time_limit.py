@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ import torch
 from bnn_runner import budget as budgets
 from bnn_runner.budget import Cost, limit_seconds, shorten
 from bnn_runner.cli.main import run
+from bnn_runner.config import load_experiment
 from bnn_runner.likelihoods import NoiseRule
+from bnn_runner.mcmc.hamiltonian import transition
 from bnn_runner.models.mlp import MLP
 from bnn_runner.priors import Isotropic
 from bnn_runner.schedules import Schedule
@@ -106,3 +110,22 @@ def test_a_shortened_run_is_marked_and_found_again(
     # The command it printed is that cell.
     command = (cell / "command.txt").read_text().split()
     assert "schedule.epochs=3" in command and "time_limit=null" in command and "schedule.epochs=40" not in command
+
+
+def test_a_long_fit_is_left_at_once_and_its_time_told_by_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bugs: chains run to their end, three times over, to say what they will cost; the part taken for all."""
+    moved = []
+
+    def counted(*arguments: Any) -> Any:
+        moved.append(1)
+        return transition(*arguments)
+
+    monkeypatch.setattr("bnn_runner.mcmc.chains.transition", counted)
+    monkeypatch.setattr(budgets, "_PROBE_SECONDS", 0.0)
+    experiment = load_experiment(["method=hmc", "method.warmup=500", "method.max_leapfrogs=3", "model.hidden=[4]"])
+    recipe = Recipe(experiment.model, experiment.schedule, experiment.prior, experiment.noise, dtype=torch.float64)
+    task = make_task("regression", (1,), 1, num_train=10)
+    begin = time.perf_counter()
+    fit, evaluation = budgets._posterior_seconds(experiment, recipe, task, 8, CPU)
+    assert len(moved) == 1, "progress after the first transition ends the probe"
+    assert fit > 100 * (time.perf_counter() - begin) / 2 and evaluation > 0

@@ -6,6 +6,7 @@ Each docstring names the bug that the test catches.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,18 @@ def test_divergence_is_told_with_the_key_to_lower() -> None:
     free = replace(network, prior_precision=dict.fromkeys(network.parameters, 0.0))
     with pytest.raises(RunFailed, match=r"prior\.precision"):
         BBB().fit(task, [free], _context(1, 10, 0.01))
+
+
+def test_given_noise_stays_and_the_history_is_told() -> None:
+    """Planted bugs: likelihood.noise=fixed moved by the fit; the history of the fit kept to itself."""
+    task = make_task("regression", (3,), 1, num_train=20)
+    network = make_network(MLP(hidden=(4,)), task)
+    rows: list[Mapping[str, float]] = []
+    fixed = BBB().fit(task, [network], _context(3, 10, 0.05, noise_fixed=True, record=rows.append))
+    learned = BBB().fit(task, [network], _context(3, 10, 0.05))
+    before, kept, moved = (p.likelihood.log_noise for p in (network, fixed, learned))  # type: ignore[attr-defined]
+    assert torch.equal(before, kept) and not torch.equal(before, moved)
+    assert [row["epoch"] for row in rows] == [1, 2, 3] and all(row["kl"] > 0 for row in rows)
 
 
 def test_norm_parameters_can_stay_point_estimates() -> None:

@@ -120,7 +120,9 @@ def test_draws_keep_the_weight_of_their_step() -> None:
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_log_posterior_and_its_minibatches(kind: str) -> None:
-    """Planted bugs: N for a batch's mean left out; a point dropped or seen twice in an epoch; another lane's points."""
+    """Planted bugs: N for a batch's mean left out; a point dropped or seen twice in an epoch; another lane's points;
+    the noise's variance left out of the Gaussian's slope.
+    """
     task, networks = problem(kind)
     target = LogPosterior(networks, networks[0], 20, torch.float64)
     w = target.start
@@ -142,6 +144,8 @@ def test_log_posterior_and_its_minibatches(kind: str) -> None:
             outputs = one.outputs(flat[None], task.train.inputs[None])
             return -one.likelihood.log_prob(outputs, task.train.targets).sum() + 0.35 * flat.square().sum()
 
+        slopes = torch.stack([-torch.autograd.functional.jacobian(value_of, v) for v in w])
+        torch.testing.assert_close(gradient, slopes)
         largest = max(float(torch.linalg.eigvalsh(torch.autograd.functional.hessian(value_of, v))[-1]) for v in w)
     assert curvature == pytest.approx(largest, rel=0.1)
 
