@@ -13,6 +13,7 @@ BY_CLASS: dict[str, tuple[str, ...]] = {
     "SWAG": ("maddox2019", "wilson2020"),
     "Evidence": ("mackay1992", "immer2021evidence"),
     "MacKayLoop": ("mackay1992",),
+    "Online": ("immer2021evidence",),
     "LeNet": ("lecun1998",),
     "ResNet20": ("he2016",),
     "Joint": ("osband2022",),

@@ -18,9 +18,11 @@ from bnn_runner.config import load_experiment
 from bnn_runner.errors import Interrupted, UserError
 from bnn_runner.interrupts import StopRequest
 from bnn_runner.likelihoods import NoiseRule
+from bnn_runner.linearised.network_evidence import NetworkEvidence
 from bnn_runner.mackay_loop import MacKayLoop
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.mlp import MLP
+from bnn_runner.online import Online
 from bnn_runner.priors import Isotropic
 from bnn_runner.progress import Console
 from bnn_runner.runner import prepare
@@ -29,7 +31,7 @@ from bnn_runner.session import Session
 from bnn_runner.tasks import Task
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
-from bnn_runner.tuning import TrainingRule
+from bnn_runner.tuning import TrainingRule, TuningState
 from tests.numerics.small_problems import context, make_task
 
 SIGMA = 0.6
@@ -88,6 +90,67 @@ def test_the_loop_ends_at_the_evidence_optimum_of_a_linear_model(family: Any) ->
     assert posterior.report["newton_decrement_nats"] < 1e-8
 
 
+def test_online_steps_are_adam_on_the_evidence_and_the_last_one_is_kept() -> None:
+    """Against torch's own Adam on autograd's gradient of the dense evidence at the same weights.
+
+    Planted bugs: moments forgotten between updates; λ climbed instead of log λ; γ without its half."""
+    task, rule = linear_task(), Online(steps=4, lr=0.2, structure="full", keep="last")
+    network = trained(recipe(None, replace(EXACT, epochs=5)), task)
+    state = TuningState(dict(network.prior_precision))
+    for epoch in (1, 2):
+        rule.update(replace(network, prior_precision=dict(state.precisions)), task, state, epoch, 0)
+    x = task.train.inputs
+    features = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], 1) * (float(task.target_scale) / SIGMA)
+    w = torch.cat([network.parameters["out.weight"].flatten(), network.parameters["out.bias"]])
+    logs = torch.full((2,), math.log(5.0), dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([logs], lr=0.2)
+    for _ in range(8):
+        diagonal = logs.exp()[torch.tensor([0, 0, 0, 1])]
+        hessian = features.T @ features + torch.diag(diagonal)
+        loss = 0.5 * ((diagonal * w.square()).sum() + torch.logdet(hessian) - diagonal.log().sum())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    found = [state.precisions["out.weight"], state.precisions["out.bias"]]
+    np.testing.assert_allclose(found, logs.exp().detach().numpy(), rtol=1e-8)
+
+
+def test_online_ends_at_the_evidence_optimum_of_a_linear_model() -> None:
+    task = linear_task()
+    network = trained(recipe(Online(structure="full", steps=20, lr=0.05), replace(EXACT, epochs=120)), task)
+    found = minimize(lambda logs: -linear_evidence(logs, task), np.zeros(2), tol=1e-12)
+    assert network.tuning[-1]["evidence_nats"] == pytest.approx(-found.fun, abs=1e-3)
+    assert network.tuning[0]["evidence_nats"] < -found.fun - 1
+
+
+def test_the_weights_of_the_largest_evidence_are_kept_with_their_precisions() -> None:
+    """Trained on far past the best moment under a rising rate. Planted bugs: the last weights under the best ones'
+    precisions; the best of the first update for ever."""
+    task = linear_task()
+    rough = Schedule("sgd", epochs=12, batch_size=7, lr=0.02, warmup_epochs=12, momentum=0.9)
+    ends = {}
+    for keep in ("best", "last"):
+        rule = Online(structure="full", steps=20, keep=keep)
+        network = trained(recipe(rule, rough), task)
+        again = NetworkEvidence("full").at(network, task, 0)
+        ends[keep] = float(again.evidence(again.start))
+        rows = [row["evidence_nats"] for row in network.tuning]
+        assert ends[keep] == pytest.approx(max(rows) if keep == "best" else rows[-1], abs=1e-9)
+    assert ends["best"] > ends["last"]
+
+
+def test_a_subset_and_sampled_targets_estimate_the_curvature_of_all_points() -> None:
+    """γ over many seeds against that of all points. Planted bugs: no factor N/M; one subset for all updates."""
+    task = make_task("classification", (3,), 3, num_train=60)
+    network = trained(recipe(None, replace(EXACT, epochs=2), noise=NoiseRule()), task)
+    strong = torch.tensor([1e4, 1e4], dtype=torch.float64)  # γ is linear in H there
+    exact = NetworkEvidence("diag").at(network, task, 0).effective_dimensions(strong)
+    rough = NetworkEvidence("diag", "mc_fisher", points=20)
+    found = torch.stack([rough.at(network, task, seed).effective_dimensions(strong) for seed in range(60)])
+    error = found.std(0) / 60**0.5
+    assert bool((error > 0).all()) and bool(((found.mean(0) - exact).abs() < 4 * error + 1e-3 * exact).all())
+
+
 def classifier(rule: TrainingRule | None) -> Recipe:
     """A small network for three classes, with batchnorm and minibatches in float32."""
     return recipe(
@@ -104,11 +167,14 @@ def classes() -> Task:
     return task.to(CPU, torch.float32)
 
 
-RULES: list[TrainingRule] = [MacKayLoop(family="layerwise", rounds=3, retrain_epochs=2, tolerance=1e-6)]
+RULES: list[TrainingRule] = [
+    MacKayLoop(family="layerwise", rounds=3, retrain_epochs=2, tolerance=1e-6),
+    Online(burn_in=1, frequency=2, steps=5, lr=0.3, curvature="mc_fisher", points=25),
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)
-@pytest.mark.parametrize("stop_at", [9, 27])
+@pytest.mark.parametrize("stop_at", [14, 23])
 def test_a_resumed_training_ends_bit_for_bit_where_an_undisturbed_one_does(
     rule: TrainingRule, stop_at: int, tmp_path: Path
 ) -> None:
@@ -116,7 +182,7 @@ def test_a_resumed_training_ends_bit_for_bit_where_an_undisturbed_one_does(
     taken up again."""
     task, made, steps = classes(), classifier(rule), 0
     whole = trained(made, task)
-    assert len(whole.tuning) > 2
+    assert len(whole.tuning) == 3
 
     def count(*_: Any) -> None:
         nonlocal steps
@@ -177,6 +243,9 @@ def test_settings_that_make_no_loop_are_refused() -> None:
     assert len(refused.value.problems) == 4
     with pytest.raises(UserError, match="leave no room"):
         MacKayLoop(low=1.0, high=2.0)
+    with pytest.raises(UserError, match="burn_in") as refused:
+        Online(burn_in=-1, frequency=0, steps=0, lr=0.0, points=0, low=2.0, high=1.0)
+    assert len(refused.value.problems) == 6
 
 
 def test_the_rule_belongs_to_every_training_and_to_none_that_cannot_have_it(tmp_path: Path) -> None:
