@@ -12,13 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from bnn_runner.cell_status import Status, facts_of, set_status, status_of
+from bnn_runner.keys import cell_hash
 from bnn_runner.scoring import Score
 from bnn_runner.storage import write_json, write_text
 
-Status = Literal["done", "failed", "cut", "open"]
-_FILES: dict[Status, str] = {"done": "DONE", "failed": "FAILED", "cut": "CUT"}
+if TYPE_CHECKING:
+    from bnn_runner.config import Experiment
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,10 @@ class Cell:
         return self.root / "runs" / self.data / self.model / self.method / f"{self.seed}-{self.hash[:8]}"
 
     def status(self) -> Status:
-        """By its status file; open when there is none (never begun, running, or killed)."""
-        for status, name in _FILES.items():
-            if (self.folder / name).exists():
-                return status
-        return "open"
+        return status_of(self.folder)
 
     def set_status(self, status: Status, text: str) -> None:
-        """Write the status file last, and take others away."""
-        for other, name in _FILES.items():
-            if other != status:
-                (self.folder / name).unlink(missing_ok=True)
-        if status in _FILES:
-            write_text(self.folder / _FILES[status], text if text.endswith("\n") else text + "\n")
+        set_status(self.folder, status, text)
 
     @property
     def fit_checkpoint(self) -> Path:
@@ -61,12 +54,7 @@ class Cell:
         self.set_status("done", json.dumps({"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}))
 
     def facts(self) -> dict[str, Any]:
-        """cell.json of an earlier run, or nothing."""
-        try:
-            facts: dict[str, Any] = json.loads((self.folder / "cell.json").read_text(encoding="utf-8"))
-            return facts
-        except (OSError, json.JSONDecodeError):
-            return {}
+        return facts_of(self.folder)
 
     def write_scores(self, scores: Sequence[Score]) -> None:
         """metrics.csv: one row a score, its fields as columns; NaN is written out."""
@@ -89,6 +77,19 @@ class Cell:
         if rows:
             columns = list(dict.fromkeys(key for row in rows for key in row))
             write_text(self.folder / "hyper.csv", table_text(rows, columns))
+
+
+def cell_of(experiment: Experiment, seed: int) -> Cell:
+    """The cell of one seed of an experiment."""
+    config = {**experiment.config, "seed": seed, "replicates": 1}
+    return Cell(
+        root=experiment.settings.output_dir,
+        data=str(experiment.choices["data"]),
+        model=str(experiment.choices["model"]),
+        method=str(experiment.choices["method"]),
+        seed=seed,
+        hash=cell_hash(config, experiment.uses_hyper, experiment.method.finite),
+    )
 
 
 def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:

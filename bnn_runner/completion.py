@@ -34,6 +34,8 @@ def begin(work: Work, session: Session) -> None:
     cell = work.cell
     if cell.status() == "done" and not work.experiment.settings.force:
         return
+    if work.attempt == 0:
+        work.attempt = 1 if cell.status() == "done" else int(cell.facts().get("attempts", 0)) + 1
     cell.folder.mkdir(parents=True, exist_ok=True)
     cell.set_status("open", "")
     write_description(cell, _facts(work, session))
@@ -162,6 +164,7 @@ def _facts(work: Work, session: Session) -> dict[str, Any]:
         "kind": work.task.spec.kind,
         "fingerprint": work.task.fingerprint,
         "metrics_digest": work.metrics_digest(),
+        "attempts": work.attempt,
         "shortened": session.budget.describe(),
         "config": work.effective_config(),
         "places": work.places(),

@@ -1,4 +1,8 @@
-"""Being asked to stop: the first Ctrl-C or SIGTERM ends the run at its next safe point, the second at once."""
+"""Being asked to stop: a signal ends the run at its next safe point, a second Ctrl-C at once.
+
+SIGTERM, SIGUSR1 and SIGUSR2 are what schedulers announce a preemption or the end of a job's time by. They come
+again and again (to the process and to its group), so that a second one means no more than the first.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 from bnn_runner.errors import Interrupted
+
+STOPPING = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, n))
+"""The signals that ask for a stop (Windows has the first two)."""
 
 
 class StopRequest:
@@ -28,7 +35,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Handlers for SIGINT and SIGTERM while the block runs; those found are put back. Main thread only."""
+    """Handlers for the signals of `STOPPING` while the block runs; those found are put back. Main thread only."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -36,10 +43,12 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if request.reason:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         request.reason = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
-    found = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    found = {number: signal.signal(number, handle) for number in STOPPING}
     try:
         yield request
     finally:

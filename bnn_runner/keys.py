@@ -25,6 +25,9 @@ NEVER = (
     "data_dir",
     "time_limit",
     "force",
+    "plan_only",
+    "retry_failed",
+    "fail_fast",
     "prepare",
     "stack",
     "compile",
@@ -93,3 +96,8 @@ def cell_hash(config: Mapping[str, Any], uses_hyper: bool, finite: bool) -> str:
     if finite:
         fields.pop("eval.num_draws", None)
     return digest({"fields": fields, "recipe": RECIPE})
+
+
+def metrics_digest(config: Mapping[str, Any]) -> str:
+    """Changes when other metrics, or other settings of them, are asked for."""
+    return digest({k: v for k, v in flatten(config).items() if k.startswith("metric.")})

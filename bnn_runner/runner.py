@@ -1,4 +1,4 @@
-"""One run: the way of the data, from an experiment to finished cells.
+"""One run: the way of the data, from an experiment (or several that differ in seed or split) to finished cells.
 
 experiment -> cells (finished ones are shown) -> tasks -> trained networks (cache) ->
 posterior = method.fit(…) -> Evaluation (saved) -> metrics -> files, figures, DONE
@@ -7,6 +7,7 @@ posterior = method.fit(…) -> Evaluation (saved) -> metrics -> files, figures, 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +18,13 @@ import torch
 from bnn_runner import budget as budgets
 from bnn_runner.budget import Budget
 from bnn_runner.cache import NetworkCache
-from bnn_runner.cells import Cell
+from bnn_runner.cells import cell_of
 from bnn_runner.completion import begin, complete, score_again
 from bnn_runner.config import Experiment
 from bnn_runner.devices import pick_device, thread_count
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.interrupts import stop_on_signals
-from bnn_runner.keys import RECIPE, cell_hash, digest, training_key
+from bnn_runner.keys import RECIPE, digest, training_key
 from bnn_runner.lease import Lease
 from bnn_runner.preparation import acquire, prepare_data
 from bnn_runner.progress import Console
@@ -34,7 +35,7 @@ from bnn_runner.telling import describe, short, show_scores
 from bnn_runner.training_state import Lane, Recipe
 from bnn_runner.workplan import Training, Workplan
 
-__all__ = ["Outcome", "prepare", "run", "workplan"]
+__all__ = ["Outcome", "prepare", "run", "run_together", "workplan"]
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,22 @@ def run(experiment: Experiment, console: Console | None = None) -> Outcome:
     FAILED in its cell and in the outcome; one that is stopped is CUT, goes on when run again, and
     raises `Interrupted`.
     """
+    return run_together([experiment], console)[0]
+
+
+def run_together(experiments: Sequence[Experiment], console: Console | None = None) -> list[Outcome]:
+    """Run experiments that differ in seed or split only; what they have to train is trained together.
+
+    The outcome of each; what is raised is `run`'s. A time limit counts once for each of them.
+    """
     console = console or Console()
-    settings = experiment.settings
+    settings = experiments[0].settings
     if settings.prepare:
         with stop_on_signals() as stop:
-            choice = str(experiment.choices["data"])
-            prepare_data(experiment.data, choice, settings.data_path, settings.seed, console.say, stop)
-        return Outcome("done")
+            for e in experiments:
+                choice = str(e.choices["data"])
+                prepare_data(e.data, choice, settings.data_path, e.settings.seed, console.say, stop)
+        return [Outcome("done") for _ in experiments]
     device = pick_device(settings.device)
     with ExitStack() as stack:
         threads = stack.enter_context(thread_count(settings.threads))
@@ -67,14 +77,34 @@ def run(experiment: Experiment, console: Console | None = None) -> Outcome:
         progress = console.progress()
         stack.callback(progress.close)
         session = Session(device, threads, console, progress, stop)
-        acquire(experiment.data, settings.data_path, console.say, stop)
-        works = _works(experiment, session)
-        if not all(_finished(w, session) for w in works):
-            experiment, budget = _fit_to_time_limit(works, session)
+        for experiment in experiments:
+            acquire(experiment.data, settings.data_path, console.say, stop)
+        works = [_works(e, session) for e in experiments]
+        if not all(_finished(w, session) for some in works for w in some):
+            budget = _fit_to_time_limit([w for some in works for w in some], len(works), session)
             if budget.changes:
                 session = replace(session, budget=budget)
-                works = _works(experiment, session)
-        return _run_all(works, session)
+                works = [_works(budgets.apply(e, budget.changes), session) for e in experiments]
+        ended = _run_all([w for some in works for w in some], session)
+    return [_outcome([w.cell.folder for w in some], ended) for some in works]
+
+
+def _outcome(folders: Sequence[Path], ended: _Ended) -> Outcome:
+    """The outcome of the experiment that has these cells."""
+    failures = [ended.failed[f] for f in folders if f in ended.failed]
+    if failures:
+        return Outcome("failed", failures[0], tuple(folders))
+    if ended.skipped.issuperset(folders):
+        return Outcome("skipped", "all cells were finished", tuple(folders))
+    return Outcome("done", "", tuple(folders))
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """Folders of the cells that were finished before, and of those that failed with the reasons."""
+
+    skipped: set[Path]
+    failed: dict[Path, str]
 
 
 def _works(experiment: Experiment, session: Session) -> list[Work]:
@@ -87,18 +117,10 @@ def prepare(experiment: Experiment, seed: int, session: Session) -> Work:
     config = {**experiment.config, "seed": seed, "replicates": 1}
     experiment = replace(experiment, config=config)
     task = experiment.data.load(experiment.settings.data_path, seed).to(session.device, torch.float32)
-    method, choices = experiment.method, experiment.choices
-    cell = Cell(
-        root=experiment.settings.output_dir,
-        data=str(choices["data"]),
-        model=str(choices["model"]),
-        method=str(choices["method"]),
-        seed=seed,
-        hash=cell_hash(config, experiment.uses_hyper, method.finite),
-    )
+    cell = cell_of(experiment, seed)
     trainings = []
     rule = experiment.training_rule
-    needed = method.needs()
+    needed = experiment.method.needs()
     members = sorted({spec.member for spec in needed})
     for spec in needed:
         lane_seed = derive_seed(seed, "member", spec.member)
@@ -128,10 +150,11 @@ def workplan(experiment: Experiment, session: Session) -> Workplan:
     return Workplan(recipe, cache, session.device, session.console.say, session.progress, session.stop)
 
 
-def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment, Budget]:
-    """The experiment made to fit the time limit, and what that changed."""
+def _fit_to_time_limit(works: list[Work], runs: int, session: Session) -> Budget:
+    """What has to change so that all of it takes at most the time limits of `runs` runs together."""
     experiment = works[0].experiment
     limit = budgets.limit_seconds(experiment.settings.time_limit, session.device)
+    limit = None if limit is None else limit * runs
     request = digest([[w.cell.hash for w in works], limit])
     kept = experiment.settings.cache_path / "plans" / f"{request}.json"
     cost = budgets.Cost()
@@ -147,11 +170,11 @@ def _fit_to_time_limit(works: list[Work], session: Session) -> tuple[Experiment,
         changes = {}
         if limit is not None:
             changes = budgets.shorten(cost, limit, works[0].task, others[0], experiment.schedule, len(works))
-    budget = Budget(changes, budgets.asked(experiment, changes), (limit or 0.0) / 60)
+    budget = Budget(changes, budgets.asked(experiment, changes), (limit or 0.0) / runs / 60)
     if changes or kept.exists():  # a forced run may find that nothing need be shortened now
         budgets.remember(kept, changes)
     budgets.announce(cost, budget, works[0].command(budget), session.console.say)
-    return budgets.apply(experiment, changes), budget
+    return budget
 
 
 def _other_points(work: Work) -> list[int]:
@@ -162,9 +185,8 @@ def _other_points(work: Work) -> list[int]:
     return [n if cap is None else min(n, cap) for n, cap in sizes]
 
 
-def _run_all(works: list[Work], session: Session) -> Outcome:
+def _run_all(works: list[Work], session: Session) -> _Ended:
     """Show the finished cells; train what the others need together; complete them one by one."""
-    folders = tuple(w.cell.folder for w in works)
     todo = [w for w in works if not _finished(w, session)]
     for work in works:
         if work not in todo:
@@ -174,11 +196,11 @@ def _run_all(works: list[Work], session: Session) -> Outcome:
                 f"already finished, nothing to do (force=true runs it again): {short(work.cell.folder)}"
             )
             show_scores(work, session)
+    ended = _Ended({w.cell.folder for w in works if w not in todo}, {})
     if not todo:
-        return Outcome("skipped", "all cells were finished", folders)
+        return ended
     plan = workplan(todo[0].experiment, session)
     describe(todo[0], session, plan.recipe)
-    failures: list[str] = []
     try:
         for work in todo:
             begin(work, session)
@@ -194,17 +216,17 @@ def _run_all(works: list[Work], session: Session) -> Outcome:
                         raise RunFailed(diverged[training.key])
                 _complete_leased(work, plan, session)
             except RunFailed as error:
-                failures.append(_fail(work, error, session))
+                ended.failed[work.cell.folder] = _fail(work, error, session)
     except (Interrupted, InterruptedError, KeyboardInterrupt) as error:
         _cut(todo, str(error) or "stopped by Ctrl-C")
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         for work in todo:
             if work.cell.status() == "open":
                 _fail(work, error, session)
         raise
-    return Outcome("failed", failures[0], folders) if failures else Outcome("done", "", folders)
+    return ended
 
 
 def _complete_leased(work: Work, plan: Workplan, session: Session) -> None:
@@ -239,8 +261,12 @@ def _fail(work: Work, error: BaseException, session: Session) -> str:
     """FAILED in the cell, with the reason in its first line and the traceback below; the reason."""
     reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
     first_line = " ".join(reason.split())
-    work.cell.set_status("failed", first_line + "\n\n" + "".join(traceback.format_exception(error)))
+    told = "".join(traceback.format_exception(error))
+    work.cell.set_status("failed", first_line + "\n\n" + told)
+    session.console.log = work.cell.folder / "log.txt"
+    session.console.write_log(told)
     session.console.say(f"FAILED: {reason}")
+    session.console.log = None
     session.console.say(f"cell     {short(work.cell.folder)}")
     return first_line
 

@@ -11,7 +11,7 @@ from bnn_runner.budget import Budget
 from bnn_runner.cells import Cell, command_line
 from bnn_runner.config import Experiment
 from bnn_runner.interrupts import StopRequest
-from bnn_runner.keys import RECIPE, digest, flatten, list_of
+from bnn_runner.keys import RECIPE, digest, flatten, list_of, metrics_digest
 from bnn_runner.progress import Console, Progress
 from bnn_runner.provenance import Stages
 from bnn_runner.tasks import Task
@@ -39,7 +39,8 @@ class Session:
 class Work:
     """One cell on its way: its experiment (with the cell's own seed), task and needed trainings.
 
-    What the `stages` cost and `notes` for the reader are gathered on the way.
+    What the `stages` cost and `notes` for the reader are gathered on the way. `attempt` counts how often the cell
+    was begun until it was finished, this time included.
     """
 
     experiment: Experiment
@@ -48,6 +49,7 @@ class Work:
     trainings: list[Training]
     stages: Stages = field(default_factory=Stages)
     notes: list[str] = field(default_factory=list)
+    attempt: int = 0
 
     def effective_config(self) -> dict[str, Any]:
         """The flattened configuration without settings that cannot matter here (a rule or number of draws not used)."""
@@ -73,11 +75,11 @@ class Work:
 
     def metrics_digest(self) -> str:
         """Changes when other metrics, or other settings of them, are asked for."""
-        return digest({k: v for k, v in flatten(self.experiment.config).items() if k.startswith("metric.")})
+        return metrics_digest(self.experiment.config)
 
     def command(self, budget: Budget) -> str:
         """The line that reproduces the cell: its overrides, its own seed, and what the time limit changed."""
-        skip = {"seed", "replicates", "time_limit", *budget.changes}
+        skip = {"seed", "replicates", "time_limit", "plan_only", "retry_failed", "fail_fast", *budget.changes}
         words = [o for o in self.experiment.overrides if o.lstrip("+").partition("=")[0] not in skip]
         words += [f"{key}={value}" for key, value in budget.changes.items()]
         words += [f"seed={self.cell.seed}", "time_limit=null"]

@@ -63,6 +63,9 @@ class Settings:
     cache_dir: Path | None
     time_limit: float | Literal["auto"] | None
     force: bool
+    plan_only: bool
+    retry_failed: bool
+    fail_fast: bool
     prepare: bool
     stack: Literal["auto", "always", "never"]
     figures: bool

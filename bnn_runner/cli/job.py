@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,71 +16,152 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from bnn_runner.cell_status import set_status, status_of
 from bnn_runner.cli.exits import tell_mistakes
+from bnn_runner.cli.handover import Handover, Member, read_outcomes, write_outcome
+from bnn_runner.cli.isolation import run_apart
 from bnn_runner.errors import Interrupted, RunFailed, UserError
+from bnn_runner.sweep_plan import Loader
 
-OUTCOME = "outcome.json"
-"""What a job leaves in its scratch folder: results come by files, as jobs may run elsewhere."""
+Outcome = dict[str, Any]
 
 
 def job(config: DictConfig) -> None:
-    """Run one job and leave its outcome in the job's scratch folder.
+    """Run one job, or several as lanes, and leave the outcomes in the job's scratch folder.
 
     What Hydra composed is not used: the job's overrides are expanded by what the data set recommends, and
-    composed again. Nothing but KeyboardInterrupt leaves this function, so that a sweep goes on.
+    composed again. Nothing but being asked to stop leaves this function, so that a sweep goes on.
     """
     del config
     hydra: Any = HydraConfig.get()
     overrides = list(hydra.overrides.task)
     folder, start = Path(hydra.runtime.output_dir), Path(hydra.runtime.cwd)
     added = [s.path for s in hydra.runtime.config_sources if s.provider == "command-line"]
-    multirun = hydra.mode == RunMode.MULTIRUN
-    number = int(hydra.job.num) if multirun else 0
-    shown = " ".join(text.lstrip("+") for text in overrides) or "the default"
-    if multirun:
-        print(f"\n[{number + 1}/{os.environ.get('BNN_RUN_JOBS', '?')}] {shown}", file=sys.stderr, flush=True)
-    outcome: dict[str, Any] = {"number": number, "overrides": shown}
-    try:
-        status, message, told = run_one(overrides, Path(added[0]) if added else None, start)
-    except KeyboardInterrupt:
-        write_outcome(folder, outcome | {"status": "interrupted", "message": "interrupted", "told": True})
-        raise
-    write_outcome(folder, outcome | {"status": status, "message": message, "told": told})
+    config_dir = Path(added[0]) if added else None
+    if hydra.mode != RunMode.MULTIRUN:
+        outcomes, asked = run_members([Member(0, overrides)], config_dir, start), 0
+    else:
+        outcomes, asked = _job_of_sweep(overrides, int(hydra.job.num), Path(hydra.sweep.dir), config_dir, start)
+    write_outcome(folder, outcomes)
+    if asked:
+        _pass_back(asked)
+    elif any(o["status"] == "interrupted" for o in outcomes):
+        raise KeyboardInterrupt
 
 
-def write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
-    """Leave a job's outcome where `report` finds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{OUTCOME}.tmp"
-    partial.write_text(json.dumps(outcome), encoding="utf-8")
-    shutil.move(partial, folder / OUTCOME)
+def _job_of_sweep(
+    overrides: list[str], number: int, sweep: Path, config_dir: Path | None, start: Path
+) -> tuple[list[Outcome], int]:
+    """The outcomes of a launched job's members, and the signal that asked to stop (or 0)."""
+    plan = Handover.read(sweep)
+    members = plan.groups[number] if plan is not None else [Member(number, overrides)]
+    if plan is not None and plan.fail_fast and any(o["status"] in ("failed", "mistake") for o in read_outcomes(sweep)):
+        skipped = {"status": "not run", "message": "another job failed (fail_fast=true)", "told": False}
+        return [m.described() | skipped for m in members], 0
+    count = os.environ.get("BNN_RUN_JOBS", "?") if plan is None else len(plan.groups)
+    shown = " ... ".join(dict.fromkeys(m.described()["overrides"] for m in (members[0], members[-1])))
+    print(f"\n[{number + 1}/{count}] {shown}", file=sys.stderr, flush=True)
+    outcomes, asked = apart(members, config_dir, start)
+    if len(members) > 1 and not asked and any(o.get("broken") for o in outcomes):
+        print(f"bnn-run: {len(members)} jobs that ran as one broke off; each runs by itself now", file=sys.stderr)
+        outcomes = []
+        for member in members:
+            found, asked = apart([member], config_dir, start)
+            outcomes += found
+            if asked:
+                break
+    return outcomes, asked
 
 
-def run_one(overrides: Sequence[str], config_dir: Path | None, start: Path) -> tuple[str, str, bool]:
-    """Compose, build and run one experiment: (status, message, told), where told says that the message was printed.
+def _pass_back(number: int) -> None:
+    """A signal that asked us to stop, to whom it was meant for: a scheduler's handler, which requeues, or the sweep."""
+    handler = signal.getsignal(number)
+    if callable(handler) and handler is not signal.default_int_handler:
+        os.kill(os.getpid(), number)
+        return
+    raise KeyboardInterrupt
 
-    Raises KeyboardInterrupt when the run was interrupted; any other end is an outcome.
+
+def apart(members: Sequence[Member], config_dir: Path | None, start: Path) -> tuple[list[Outcome], int]:
+    """Run members in a process of their own: their outcomes, whatever ended it, and the signal that asked to stop."""
+    with tempfile.TemporaryDirectory(prefix="bnn-run-") as scratch:
+        result = Path(scratch) / "result.json"
+        code, asked = run_apart(_run_into, result, list(members), config_dir, start)
+        if result.exists():
+            outcomes: list[Outcome] = json.loads(result.read_text(encoding="utf-8"))
+        else:
+            cut = asked or code > 128
+            outcome = {"status": "cut" if cut else "failed", "message": _ended(code), "told": False, "broken": not cut}
+            outcomes = [m.described() | outcome for m in members]
+    for outcome in outcomes:
+        if outcome["status"] == "interrupted":  # the one job, unless somebody asked us too
+            outcome["status"] = "cut"
+    if len(members) == 1 or not any(o.get("broken") for o in outcomes):
+        for outcome in outcomes:
+            _mark(outcome)
+    return outcomes, asked
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"the process of the run ended by itself with code {code}"
+    name = signal.Signals(-code).name
+    hint = ": was the memory exhausted?" if name == "SIGKILL" else ""
+    return f"the process of the run was ended by {name}{hint}"
+
+
+def _mark(outcome: Outcome) -> None:
+    """FAILED in cells that the run itself could not mark."""
+    if outcome["status"] == "failed":
+        for cell in map(Path, outcome["cells"]):
+            if status_of(cell) == "open":
+                set_status(cell, "failed", f"{outcome['message']}\n\n{outcome.get('traceback', '')}")
+
+
+def _run_into(result: Path, members: list[Member], config_dir: Path | None, start: Path) -> None:
+    outcomes = run_members(members, config_dir, start)
+    partial = result.with_suffix(".tmp")
+    partial.write_text(json.dumps(outcomes), encoding="utf-8")
+    partial.replace(result)
+
+
+def run_members(members: Sequence[Member], config_dir: Path | None, start: Path) -> list[Outcome]:
+    """Compose, build and run the members' experiments together; the outcome of each.
+
+    One that was interrupted is an outcome too. `broken` says that what ended one ended all of them,
+    `told` that the message was printed.
     """
-    try:
-        from bnn_runner.config import load_experiment
+    described = [m.described() for m in members]
 
-        experiment = load_experiment(overrides, config_dir, start)
+    def all_of_them(status: str, message: str, told: bool, **more: Any) -> list[Outcome]:
+        return [d | {"status": status, "message": message, "told": told} | more for d in described]
+
+    try:
+        loader = Loader(config_dir, start)
+        experiments = [loader.load(m.overrides) for m in members]
         from bnn_runner import runner
 
-        outcome = runner.run(experiment)
-        return outcome.status, outcome.message or "", False
+        ended = runner.run_together(experiments)
+        return [
+            d | {"status": o.status, "message": o.message or "", "told": False, "cells": [str(c) for c in o.cells]}
+            for d, o in zip(described, ended, strict=True)
+        ]
     except UserError as error:
         tell_mistakes(error, "this was not run")
-        return "mistake", error.problems[0] if error.problems else "", True
+        return all_of_them("mistake", error.problems[0] if error.problems else "", True, broken=True)
     except RunFailed as error:
-        return "failed", str(error), False
+        return all_of_them("failed", str(error), False, broken=True)
     except Interrupted as error:
         if str(error):
             print(f"bnn-run: {error}", file=sys.stderr)
-        raise KeyboardInterrupt from None
+        return all_of_them("interrupted", str(error), True)
+    except KeyboardInterrupt:
+        return all_of_them("interrupted", "interrupted", True)
     except SystemExit as error:
-        return "failed", f"something in the run called exit({error.code!r})", False
+        message = f"something in the run called exit({error.code!r})"
+        return all_of_them("failed", message, False, broken=True, traceback=traceback.format_exc())
     except Exception as error:
         traceback.print_exc()
         first = (str(error).splitlines() or [""])[0]
-        return "failed", f"{type(error).__name__}: {first}", True
+        message = f"{type(error).__name__}: {first}"
+        return all_of_them("failed", message, True, broken=True, traceback=traceback.format_exc())

@@ -36,6 +36,8 @@ def run(argv: Sequence[str]) -> int:
             print(help_text(line.config_dirs))
             return OK
         checked = check(line.overrides, line.config_dirs, line.multirun)
+        if checked.tree["plan_only"] and not line.multirun:
+            raise UserError("plan_only=true shows the plan of a sweep, and this is one run. Add -m to see its plan.")
         from bnn_runner.cli.launch import launch
 
         return launch(hydra_arguments(line, checked), checked, line)

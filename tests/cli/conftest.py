@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import bnn_runner
+from bnn_runner.cli import job as cli_job
 
 TOYKIT = """
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Net:
 @dataclass(frozen=True)
 class Fit:
     uses_hyper: ClassVar[bool] = True
+    finite: ClassVar[bool] = False
     predictive: ClassVar[str] = "draws"
     steps: int = 3
     def __post_init__(self):
@@ -159,6 +161,7 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 class StubOutcome:
     status: str
     message: str = ""
+    cells: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -179,7 +182,8 @@ class StubRunner:
 def runner(monkeypatch: pytest.MonkeyPatch) -> StubRunner:
     stub = StubRunner()
     module = types.ModuleType("bnn_runner.runner")
-    module.run = stub.run  # type: ignore[attr-defined]
+    module.run_together = lambda experiments: [stub.run(e) for e in experiments]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "bnn_runner.runner", module)
+    monkeypatch.setattr(cli_job, "apart", lambda *arguments: (cli_job.run_members(*arguments), 0))
     monkeypatch.setattr(bnn_runner, "runner", module, raising=False)
     return stub

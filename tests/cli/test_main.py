@@ -31,7 +31,7 @@ def command(toys: Path):
 def outcome(status: str, message: str = ""):
     from types import SimpleNamespace
 
-    return SimpleNamespace(status=status, message=message)
+    return SimpleNamespace(status=status, message=message, cells=())
 
 
 # ---------------------------------------------------------------------------------------- text
