@@ -7,6 +7,7 @@ from collections.abc import Sequence
 BY_CLASS: dict[str, tuple[str, ...]] = {
     "Laplace": ("mackay1992", "khan2019", "immer2021", "daxberger2021"),
     "LaplaceSampled": ("mackay1992", "khan2019", "immer2021", "antoran2023"),
+    "LaplaceFunctional": ("khan2019", "immer2021", "deng2022"),
     "Ensemble": ("lakshminarayanan2017",),
     "MCDropout": ("gal2016", "srivastava2014"),
     "ConcreteDropout": ("gal2017",),
@@ -29,6 +30,9 @@ BY_STRUCTURE: dict[str, tuple[str, ...]] = {
 """Of the curvature structures that a posterior's report may name."""
 
 ENTRIES: dict[str, str] = {
+    "deng2022": """@inproceedings{deng2022,
+  author = {Deng, Zhijie and Zhou, Feng and Zhu, Jun},
+  title = {Accelerated linearized {L}aplace approximation for {B}ayesian deep learning}, booktitle = {NeurIPS}, year = {2022}}""",
     "antoran2023": """@inproceedings{antoran2023,
   author = {Antor{\\'a}n, Javier and Padhy, Shreyas and Barbano, Riccardo and Nalisnick, Eric and Janz, David and Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel},
   title = {Sampling-based inference for large linear models, with application to linearised {L}aplace}, booktitle = {ICLR}, year = {2023}}""",

@@ -15,6 +15,8 @@ from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.modes import evaluation_mode
 from bnn_runner.tasks import Task
 
+FAR_NATS = 1.0
+
 
 def loss_gradient(task: Task, network: Network, names: Sequence[str], batch_size: int = 512) -> dict[str, Tensor]:
     """∂/∂w of Σ_n −log p(y_n | f(x_n, w)) at w*, evaluation mode, for the tensors `names`; float64."""
@@ -30,6 +32,17 @@ def loss_gradient(task: Task, network: Network, names: Sequence[str], batch_size
                 if grad is not None:
                     totals[name] += wide(grad)
     return totals
+
+
+def decrement_notes(decrement: float, mode: str) -> list[str]:
+    """What is told of weights further than `FAR_NATS` from the optimum, where the evidence is taken at them."""
+    if decrement <= FAR_NATS or mode != "network":
+        return []
+    return [
+        f"the weights are {decrement:.2g} nats (Newton decrement) from the optimum of the log posterior under "
+        "the chosen precision: short training, another precision or normalisation layers do that. The evidence "
+        "is that of these weights; method.mode=tangent has that of the tangent model's optimum"
+    ]
 
 
 def newton_decrement(task: Task, jacobians: Jacobians, prior: Tensor, gaussian: WeightGaussian) -> float:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from bnn_runner.base import Likelihood, Network
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
-from bnn_runner.linearised.output_curvature import OutputCurvature
 from bnn_runner.posterior_store import CannotBeSaved
 from bnn_runner.streams import generator
 from bnn_runner.tasks import Split, Task
@@ -26,6 +26,16 @@ KEPT_BYTES = 2**30
 """Rows of the whole training set up to this size are kept (float64)."""
 SAVED_BYTES = 2**30
 """A posterior carries its training inputs up to this size."""
+
+
+class Roots(Protocol):
+    """Which root R of the output curvature is taken: an `OutputCurvature`, or plain outputs."""
+
+    def columns(self, task: Task, network: Network) -> int: ...
+
+    def uniforms(self, task: Task) -> Tensor | None: ...
+
+    def root(self, likelihood: Likelihood, outputs: Tensor, y: Tensor, uniforms: Tensor | None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class TrainingRows:
 
     split: Split
     jacobians: Jacobians
-    curvature: OutputCurvature
+    curvature: Roots
     uniforms: Tensor | None
     columns: int
     _progress: Callable[[str, int, int], None] = field(default=lambda stage, done, total: None, repr=False)
@@ -75,7 +85,7 @@ class TrainingRows:
         cls,
         task: Task,
         jacobians: Jacobians,
-        curvature: OutputCurvature,
+        curvature: Roots,
         progress: Callable[[str, int, int], None],
     ) -> TrainingRows:
         columns = curvature.columns(task, jacobians.network)

@@ -18,7 +18,7 @@ from bnn_runner.linearised.full import bytes_needed
 from bnn_runner.linearised.invariance import scale_invariant
 from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.linearised.low_rank import LowRankCurvature
-from bnn_runner.linearised.newton import newton_decrement
+from bnn_runner.linearised.newton import decrement_notes, newton_decrement
 from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
 from bnn_runner.linearised.point import Mode, Point, at_network, at_tangent_optimum
 from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace
@@ -29,7 +29,6 @@ from bnn_runner.tasks import Task, TaskSpec
 
 FULL_UP_TO = 3000
 RANK = 100
-DECREMENT_NATS = 1.0
 
 
 @dataclass(frozen=True)
@@ -170,12 +169,7 @@ class Laplace:
         if isinstance(curvature, LowRankCurvature):
             dropped, told = curvature.facts(point.choice.precisions)
             notes += told
-        if decrement > DECREMENT_NATS and point.mode == "network":
-            notes.append(
-                f"the weights are {decrement:.2g} nats (Newton decrement) from the optimum of the log posterior under "
-                "the chosen precision: short training, another precision or normalisation layers do that. The evidence "
-                "is that of these weights; method.mode=tangent has that of the tangent model's optimum"
-            )
+        notes += decrement_notes(decrement, point.mode)
         report: dict[str, Any] = {
             "structure": structure,
             "output_curvature": self.curvature,

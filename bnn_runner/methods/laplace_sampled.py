@@ -14,18 +14,16 @@ from bnn_runner.errors import raise_all
 from bnn_runner.hyper import Evidence, HyperRule, family_of
 from bnn_runner.linearised.algebra import Repairs
 from bnn_runner.linearised.basis import HeldKind, basis
-from bnn_runner.linearised.families import Setting, noise_of
-from bnn_runner.linearised.invariance import scale_invariant
+from bnn_runner.linearised.decision import decide
+from bnn_runner.linearised.families import noise_of
 from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.linearised.lanczos import Spectrum
-from bnn_runner.linearised.newton import newton_decrement
 from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
-from bnn_runner.linearised.point import Mode, Point, at_network, at_tangent_optimum
+from bnn_runner.linearised.point import Mode
 from bnn_runner.linearised.posterior import SampledLaplace
 from bnn_runner.linearised.rows import TrainingRows
 from bnn_runner.linearised.sampling import SampledCurvature
 from bnn_runner.linearised.solvers import ConjugateGradients, Descent, Objective, Solver
-from bnn_runner.linearised.tangent import TangentModel
 from bnn_runner.modes import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
@@ -157,16 +155,13 @@ class LaplaceSampled:
         spectrum = Spectrum(rows, context.seed, self.probes, self.lanczos_steps) if self.probes else None
         dtype = network.parameters[jacobians.names[0]].dtype
         curvature = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
-        invariant = scale_invariant(network, few, jacobians.names)
-        setting = Setting.of(task, jacobians, curvature, context.hyper, invariant, Repairs())
-        point = self._point(TangentModel(task, jacobians), setting, context.hyper)
-        settled = setting.settled(point)
-        precisions = settled.precisions
-        gaussian = curvature.gaussian(precisions)
-        dimensions = curvature.dimension_samples(precisions).sum(1)
-        decrement = newton_decrement(task, jacobians, setting.prior.diagonal(precisions), gaussian)
-        facts = curvature.facts(precisions)
-        notes = [*chosen.notes, *point.choice.notes, *point.notes]
+        made = decide(
+            task, jacobians, chosen, curvature, context.hyper, Repairs(),
+            self.mode, self.tangent_tolerance, self.tangent_passes,
+        )  # fmt: skip
+        dimensions = curvature.dimension_samples(made.precisions).sum(1)
+        facts = curvature.facts(made.precisions)
+        notes = list(made.notes)
         if isinstance(solver, ConjugateGradients) and facts["sample_error_sd"] > self.tolerance:
             notes.append(
                 f"conjugate gradients left draws off by up to {facts['sample_error_sd']:.2g} of a posterior standard "
@@ -176,36 +171,21 @@ class LaplaceSampled:
         report: dict[str, Any] = {
             "structure": "sampled",
             "output_curvature": self.curvature,
-            "weights_in_basis": rows.size,
-            "mode": point.mode,
             "solver": "cg" if isinstance(solver, ConjugateGradients) else f"sgd ({self.sgd_passes} passes)",
             "samples": self.samples,
             "draws_solved": "on demand",
             **facts,
-            **self._evidence(curvature, precisions, settled.evidence),
-            "evidence_over": chosen.described,
-            "train_loglik_nats": settled.loglik,
-            "newton_decrement_nats": decrement,
-            "scale_invariant": list(invariant),
-            "effective_dimension": float(dimensions.mean()),
+            **made.report,
+            **self._evidence_error(curvature, made.precisions),
             "effective_dimension_standard_error": float(dimensions.std()) / self.samples**0.5,
-            **settled.report,
-            **point.choice.report,
-            **point.report,
             "passes_over_data": round(rows.passes, 1),
             "repairs": {},
             "notes": notes,
         }
+        if spectrum is None:
+            del report["evidence_nats"], report["evidence_over"]
         treatment = chosen.treatment | dict.fromkeys(jacobians.names, "full curvature, by sampling")
-        return SampledLaplace(jacobians, gaussian, network.likelihood, report, treatment)
-
-    def _point(self, tangent: TangentModel, setting: Setting, rule: HyperRule) -> Point:
-        """Where the evidence is taken, by `mode`."""
-        if self.mode != "network":
-            point = at_tangent_optimum(tangent, setting, rule, self.tangent_tolerance, self.tangent_passes)
-            if self.mode == "tangent" or point.report["tangent_settled"]:
-                return point
-        return at_network(tangent, setting, rule)
+        return SampledLaplace(jacobians, made.gaussian, network.likelihood, report, treatment)
 
     def _solver(self, rows: TrainingRows) -> Solver:
         cg = self.solver == "cg" or (self.solver == "auto" and (rows.keeps or len(rows) <= CG_UP_TO))
@@ -213,15 +193,12 @@ class LaplaceSampled:
             return ConjugateGradients(self.tolerance, self.passes)
         return Descent(self.sgd_step, self.sgd_momentum, self.sgd_batch_size, self.sgd_passes, self.objective)
 
-    def _evidence(self, curvature: SampledCurvature, precisions: Tensor, evidence: float) -> dict[str, Any]:
-        """The evidence with the standard error that its log determinant has from the probes."""
+    def _evidence_error(self, curvature: SampledCurvature, precisions: Tensor) -> dict[str, float]:
+        """The standard error that the evidence has from the probes, and what it owes to the last Lanczos steps."""
         if curvature.spectrum is None:
             return {}
-        estimates = curvature.log_det_samples(precisions)
-        facts = {
-            "evidence_nats": evidence,
-            "evidence_standard_error_nats": 0.5 * float(estimates.std()) / self.probes**0.5,
-        }
+        error = 0.5 * float(curvature.log_det_samples(precisions).std()) / self.probes**0.5
+        facts = {"evidence_standard_error_nats": error}
         if bool((precisions == precisions[0]).all()):
             facts["evidence_truncation_nats"] = 0.5 * curvature.spectrum.truncation(precisions[:1])
         return facts

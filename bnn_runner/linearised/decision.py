@@ -1,0 +1,81 @@
+"""What a curvature and a hyperparameter rule come to: the posterior's Gaussian, and the facts that every row has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnn_runner.hyper import HyperRule
+from bnn_runner.linearised.algebra import Repairs
+from bnn_runner.linearised.basis import Basis
+from bnn_runner.linearised.evidence import Curvature
+from bnn_runner.linearised.families import Setting
+from bnn_runner.linearised.invariance import scale_invariant
+from bnn_runner.linearised.jacobians import Jacobians
+from bnn_runner.linearised.newton import decrement_notes, newton_decrement
+from bnn_runner.linearised.point import Mode, Point, at_network, at_tangent_optimum
+from bnn_runner.linearised.posterior import WeightGaussian
+from bnn_runner.linearised.tangent import TangentModel
+from bnn_runner.tasks import Task
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Precisions [T], the Gaussian at them, the evidence in nats, facts for the row and what is to be told."""
+
+    precisions: Tensor
+    gaussian: WeightGaussian
+    evidence: float
+    report: dict[str, Any]
+    notes: list[str]
+
+
+def decide(
+    task: Task,
+    jacobians: Jacobians,
+    chosen: Basis,
+    curvature: Curvature,
+    rule: HyperRule,
+    repairs: Repairs,
+    mode: Mode = "network",
+    tolerance: float = 1e-7,
+    passes: int = 2000,
+) -> Decision:
+    """`mode`, with `tolerance` and `passes` of the tangent model's optimum, as `Laplace` has them."""
+    few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
+    invariant = scale_invariant(jacobians.network, few, jacobians.names)
+    setting = Setting.of(task, jacobians, curvature, rule, invariant, repairs)
+    point = _point(TangentModel(task, jacobians), setting, rule, mode, tolerance, passes)
+    settled = setting.settled(point)
+    gaussian = curvature.gaussian(settled.precisions)
+    prior = setting.prior.diagonal(settled.precisions)
+    decrement = newton_decrement(task, jacobians, prior, gaussian)
+    report = {
+        "weights_in_basis": sum(jacobians.sizes().values()),
+        "mode": point.mode,
+        "evidence_nats": settled.evidence,
+        "evidence_over": chosen.described,
+        "train_loglik_nats": settled.loglik,
+        "newton_decrement_nats": decrement,
+        "scale_invariant": list(invariant),
+        "effective_dimension": float(curvature.effective_dimensions(settled.precisions).sum()),
+        **settled.report,
+        **point.choice.report,
+        **point.report,
+    }
+    notes = [*chosen.notes, *point.choice.notes, *point.notes, *decrement_notes(decrement, point.mode)]
+    return Decision(settled.precisions, gaussian, settled.evidence, report, notes)
+
+
+def _point(
+    tangent: TangentModel, setting: Setting, rule: HyperRule, mode: Mode, tolerance: float, passes: int
+) -> Point:
+    """Where the evidence is taken."""
+    if mode != "network":
+        point = at_tangent_optimum(tangent, setting, rule, tolerance, passes)
+        if mode == "tangent" or point.report["tangent_settled"]:
+            return point
+    return at_network(tangent, setting, rule)

@@ -1,0 +1,173 @@
+"""Laplace in function space: exact draws from the dual side, a subset of the data, or Nyström features (ELLA)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.errors import RunFailed, raise_all
+from bnn_runner.hyper import HyperRule, family_of
+from bnn_runner.linearised.algebra import Repairs
+from bnn_runner.linearised.basis import HeldKind, basis
+from bnn_runner.linearised.decision import decide
+from bnn_runner.linearised.families import noise_of
+from bnn_runner.linearised.full import FullCurvature
+from bnn_runner.linearised.functional import (
+    DualCurvature,
+    NystromCurvature,
+    NystromGaussian,
+    PlainOutputs,
+    off_the_features,
+)
+from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
+from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
+from bnn_runner.linearised.posterior import LinearisedLaplace
+from bnn_runner.linearised.rows import TrainingRows
+from bnn_runner.modes import true_float32
+from bnn_runner.streams import generator
+from bnn_runner.tasks import Task, TaskSpec
+
+EXACT_ROWS = 3000
+"""Rows (points times outputs) up to which auto is exact."""
+
+
+@dataclass(frozen=True)
+class LaplaceFunctional:
+    """The linearised posterior as a Gaussian process with the tangent kernel J Λ⁻¹ Jᵀ.
+
+    form: exact, prior draws conditioned on all training rows (Matheron's rule; at most 3,000 rows, or the
+    user's word for it); nystrom, the posterior within `features` leading features of the tangent kernel at `pivots`
+    training points (ELLA, Deng et al. 2022), whose draws lack the variance off the features: how much is
+    measured and told; auto, exact up to 3,000 rows. points: a random subset of the training points that
+    alone is conditioned on; null is all. curvature, fisher_samples, weights and hold as in `Laplace`.
+    """
+
+    form: Literal["auto", "exact", "nystrom"] = "auto"
+    points: int | None = None
+    features: int = 50
+    pivots: int = 1000
+    curvature: Kind = "ggn"
+    fisher_samples: int = 1
+    weights: Literal["all", "last_layer"] = "all"
+    hold: tuple[HeldKind, ...] = ()
+    predictive: ClassVar[Predictive] = "draws"
+    finite: ClassVar[bool] = False
+    uses_hyper: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"method.{name}={value} is no number of these. It must be 1 or more."
+            for name, value in (
+                ("points", self.points),
+                ("features", self.features),
+                ("pivots", self.pivots),
+                ("fisher_samples", self.fisher_samples),
+            )
+            if value is not None and value < 1
+        ]
+        if self.fisher_samples > 1 and self.curvature != "mc_fisher":
+            problems.append(
+                f"method.fisher_samples={self.fisher_samples} would be ignored under method.curvature={self.curvature}."
+                " Use method.curvature=mc_fisher with it, or drop it."
+            )
+        raise_all(problems)
+
+    def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
+        if hyper is None:
+            return ["this method needs a hyperparameter rule. Add hyper=fixed, hyper=grid or hyper=evidence."]
+        problems = []
+        if (family := family_of(hyper)) in ("parameter", "g"):
+            problems.append(
+                f"hyper.family={family} needs the curvature's diagonal, which method=laplace_functional does not have. "
+                "Use hyper.family=isotropic, or method=laplace_diag."
+            )
+        elif family != "isotropic" and self.form == "nystrom":
+            problems.append(
+                f"hyper.family={family} would need other features at each step of the search. Use "
+                "hyper.family=isotropic, or method.form=exact."
+            )
+        if noise_of(hyper) == "evidence":
+            problems.append(
+                "hyper.noise=evidence does not fit method=laplace_functional. Leave hyper.noise=trained, or use "
+                "method=laplace_full."
+            )
+        return problems
+
+    def needs(self) -> list[TrainingSpec]:
+        return [TrainingSpec(0)]
+
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> LinearisedLaplace:
+        with true_float32(), torch.no_grad():
+            return self._fit(task, networks[0], context)
+
+    def _fit(self, task: Task, network: Network, context: FitContext) -> LinearisedLaplace:
+        assert context.hyper is not None
+        total, repairs = len(task.train), Repairs()
+        chosen = basis(network, task, self.weights, self.hold)
+        if self.points is not None and self.points < total:
+            picked = torch.randperm(total, generator=generator(context.seed, "fit points"))[: self.points]
+            task = replace(task, train=task.train.subset(picked.sort().values))
+            chosen = replace(chosen, described=f"{chosen.described}; {self.points} of {total} training points")
+        jacobians = Jacobians(network, chosen.names)
+        jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
+        output_curvature = OutputCurvature(self.curvature, self.fisher_samples, context.seed)
+        rows = TrainingRows.of(task, jacobians, output_curvature, context.progress)
+        exact = self.form == "exact" or (self.form == "auto" and len(rows) * rows.columns <= EXACT_ROWS and rows.keeps)
+        if not exact and family_of(context.hyper) != "isotropic":
+            raise RunFailed(
+                f"hyper.family={family_of(context.hyper)} would need new Nyström features at each step of its search, "
+                f"and {len(rows) * rows.columns:,} rows are too many for the exact form. Use hyper.family=isotropic, "
+                "or method.points=... with fewer points."
+            )
+        curvature = self._exact(rows, repairs) if exact else self._nystrom(task, rows, repairs, context)
+        made = decide(task, jacobians, chosen, curvature, context.hyper, repairs)
+        facts: dict[str, Any] = {"structure": "functional", "form": "exact" if exact else "nystrom"}
+        facts |= {"fit_points": len(task.train), "output_curvature": self.curvature}
+        notes = list(made.notes)
+        if len(task.train) < total:
+            notes.append(
+                f"the posterior is conditioned on {len(task.train)} of {total} training points (method.points), chosen "
+                "by the seed: it is wider than that of all of them"
+            )
+        if isinstance(made.gaussian, NystromGaussian):
+            splits = [("train", task.train), *((f"ood/{n}", s) for n, s in task.ood.items())]
+            told = off_the_features(jacobians, made.gaussian, splits)
+            facts |= {"features": made.gaussian.vectors.shape[1], "pivots": len(curvature.pivots)}  # type: ignore[union-attr]
+            facts["variance_off_the_features"] = {n: v[0] for n, v in told.items()}
+            facts["variance_on_the_features"] = {n: v[1] for n, v in told.items()}
+            words = ", ".join(f"{n} {off:.3g} (beside {on:.3g})" for n, (off, on) in told.items())
+            notes.append(
+                "Nyström features leave out the variance off them, which in the prior is on average (beside what the "
+                f"draws have): {words}; raise method.features and method.pivots, or use method.form=exact"
+            )
+        rule = "full curvature, dual side" if exact else "Nyström features; no variance off them"
+        return LinearisedLaplace(
+            jacobians=jacobians,
+            gaussian=made.gaussian,
+            likelihood=network.likelihood,
+            report={**facts, **made.report, "repairs": dict(repairs), "notes": notes},
+            treatment=chosen.treatment | dict.fromkeys(jacobians.names, rule),
+        )
+
+    def _exact(self, rows: TrainingRows, repairs: Repairs) -> DualCurvature:
+        if not rows.keeps:
+            raise RunFailed(
+                f"the exact form keeps {len(rows) * rows.columns:,} rows of {rows.size:,} weights, about "
+                f"{8 * len(rows) * rows.columns * rows.size / 2**30:.0f} GiB, and at most 1 GiB is used. "
+                "Use method.form=nystrom, method.points=... with fewer points, or method=laplace_sampled."
+            )
+        ((_, batch),) = rows.batches(1)
+        assert batch.kept is not None
+        dtype = rows.jacobians.network.parameters[rows.jacobians.names[0]].dtype
+        return DualCurvature(FullCurvature(batch.kept.flatten(0, 1), None, rows.jacobians.sizes(), dtype, repairs))
+
+    def _nystrom(self, task: Task, rows: TrainingRows, repairs: Repairs, context: FitContext) -> NystromCurvature:
+        chosen = torch.randperm(len(rows), generator=generator(context.seed, "pivots"))[: self.pivots]
+        subset = replace(task, train=task.train.subset(chosen.sort().values))
+        pivots = TrainingRows.of(subset, rows.jacobians, PlainOutputs(), context.progress)
+        dtype = rows.jacobians.network.parameters[rows.jacobians.names[0]].dtype
+        return NystromCurvature(pivots, rows, self.features, dtype, repairs)
