@@ -76,7 +76,12 @@ def at_tangent_optimum(
     point = _chosen("tangent", at, rule, setting.problem(at), None)
     end = optimum(point.choice.precisions)
     passes, settled = tangent.passes - first, end.gradient <= tolerance
-    report = {"tangent_gradient": end.gradient, "tangent_passes": passes, "tangent_settled": settled}
+    report = {
+        "tangent_gradient": end.gradient,
+        "tangent_decrement_nats": end.decrement,
+        "tangent_passes": passes,
+        "tangent_settled": settled,
+    }
     notes: tuple[str, ...] = ()
     if not settled:
         notes = (

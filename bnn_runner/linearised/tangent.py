@@ -4,6 +4,9 @@ v* = argmin_v  L_h(v) = Σ_n −log p(y_n | h(x_n, v)) + ½ vᵀΛv, which is co
 normalisation layers, or one whose training stopped early, is no stationary point of L_f at w*; the
 evidence of the tangent model is to be taken at v* (Antorán et al. 2022). Weights held at MAP
 stay at w* and have no part in the penalty.
+
+Where the outputs of the training set are few, v* is found in function space (`dual_tangent`); elsewhere by
+conjugate gradients within a budget of passes over the data.
 """
 
 from __future__ import annotations
@@ -15,50 +18,74 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bnn_runner.linearised import dual_tangent
 from bnn_runner.linearised.algebra import wide
-from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
+from bnn_runner.linearised.products import Differentiated
 from bnn_runner.tasks import Task
 
 KEPT_BYTES = 2**30
-"""Jacobians of the whole training set up to this size are kept; larger ones are made anew in each pass."""
+"""Jacobians of the whole training set up to this size are kept; beyond it, each pass differentiates anew."""
+POINTS = 128
+"""Points that are differentiated at once."""
 
 
 @dataclass(frozen=True)
 class TangentOptimum:
-    """v* [P], Σ log p(y | h(v*)) in standardised units, the relative gradient left, and passes over the data."""
+    """v* [P], Σ log p(y | h(v*)) in standardised units, what is left to gain, and passes over the data.
+
+    `gradient` is ‖∇L_h‖ relative to what its parts add up to; `decrement` is ½ gᵀΣg in nats: to second order
+    what L_h is above its minimum, and the evidence below its value at v*.
+    """
 
     weights: Tensor
     loglik: float
     gradient: float
+    decrement: float
     passes: int
-
-    def converged(self, tolerance: float) -> bool:
-        return self.gradient <= tolerance
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A batch: outputs f [B, K] at w*, targets, and its Jacobian as kept rows [B, K, P] or as factors."""
+    """A batch: outputs f [B, K] at w*, targets, and its Jacobian as kept rows [B, K, P] or as products."""
 
     outputs: Tensor
     targets: Tensor
     rows: Tensor | None
-    factors: BatchJacobians | None
+    products: Differentiated | None
 
     def push(self, v: Tensor) -> Tensor:
         """J v, [B, K] float64."""
         if self.rows is not None:
             return self.rows @ v
-        assert self.factors is not None
-        return wide(self.factors.push(v.to(self.factors.outputs)))
+        assert self.products is not None
+        return wide(self.products.push(v))
 
     def pull(self, u: Tensor) -> Tensor:
         """Jᵀu, [P] float64."""
         if self.rows is not None:
             return torch.einsum("bkp,bk->p", self.rows, u)
-        assert self.factors is not None
-        return wide(self.factors.pull(u.to(self.factors.outputs)))
+        assert self.products is not None
+        return wide(self.products.pull(u))
+
+
+@dataclass(frozen=True)
+class _State:
+    """L_h(v) and its gradient [P] (0 where weights are held), Σ log p, the outputs h(v) [N, K].
+
+    `size` is what the gradient's two parts would have together if they did not cancel.
+    """
+
+    value: float
+    gradient: Tensor
+    loglik: float
+    size: float
+    outputs: Tensor
+
+    @property
+    def ratio(self) -> float:
+        return float(self.gradient.norm()) / max(self.size, 1e-300)
 
 
 @dataclass
@@ -69,11 +96,22 @@ class TangentModel:
     jacobians: Jacobians
     passes: int = 0
     _kept: list[_Piece] | None = field(default=None, repr=False)
+    _grams: dual_tangent.Grams | None = field(default=None, repr=False)
+    _alpha: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         parameters = self.jacobians.network.parameters
         self.centre = torch.cat([self.jacobians.part(n, wide(parameters[n])) for n in self.jacobians.names])
         self.likelihood = self.jacobians.network.likelihood
+
+    @property
+    def keeps(self) -> bool:
+        return 8 * len(self.task.train) * self.task.spec.num_outputs * len(self.centre) <= KEPT_BYTES
+
+    @property
+    def in_function_space(self) -> bool:
+        """Whether v* is found there, exactly."""
+        return dual_tangent.affordable(self.task, self.jacobians)
 
     def _pieces(self) -> Iterator[_Piece]:
         """One pass over the training set, in order."""
@@ -81,22 +119,24 @@ class TangentModel:
         if self._kept is not None:
             yield from self._kept
             return
-        outputs = self.task.spec.num_outputs
-        keep = 8 * len(self.task.train) * outputs * len(self.centre) <= KEPT_BYTES
+        outputs, network = self.task.spec.num_outputs, self.jacobians.network
         made = []
-        for x, y in self.task.train.batches(self.jacobians.batch_size(outputs)):
+        for x, y in self.task.train.batches(self.jacobians.batch_size(outputs) if self.keeps else POINTS):
             assert y is not None
-            batch = self.jacobians(x)
-            piece = _Piece(wide(batch.outputs), y, wide(batch.dense()) if keep else None, None if keep else batch)
-            if keep:
+            if self.keeps:
+                batch = self.jacobians(x)
+                piece = _Piece(wide(batch.outputs), y, wide(batch.dense()), None)
                 made.append(piece)
+            else:
+                products = Differentiated(network, self.jacobians.names, x)
+                piece = _Piece(wide(products.outputs), y, None, products)
             yield piece
-        if keep:
+        if self.keeps:
             self._kept = made
 
-    def value_and_gradient(self, v: Tensor, precisions: Tensor) -> tuple[float, Tensor, float, float]:
-        """L_h(v), its gradient [P], Σ log p, and the size that the gradient's two parts have before they cancel."""
-        loglik, data = 0.0, torch.zeros_like(v)
+    def state(self, v: Tensor, precisions: Tensor) -> _State:
+        """All that is known of L_h at v. One pass."""
+        loglik, data, outputs = 0.0, torch.zeros_like(v), []
         for piece in self._pieces():
             with torch.enable_grad():
                 at = (piece.outputs + piece.push(v - self.centre)).requires_grad_()
@@ -104,64 +144,105 @@ class TangentModel:
                 (score,) = torch.autograd.grad(log_prob, at)
             loglik += float(log_prob.detach())
             data -= piece.pull(score)
-        prior = precisions * v
-        return -loglik + 0.5 * float(prior @ v), data + prior, loglik, float(data.norm() + prior.norm())
+            outputs.append(at.detach())
+        data, prior = data * (precisions > 0), precisions * v
+        value = -loglik + 0.5 * float(prior @ v)
+        return _State(value, data + prior, loglik, float(data.norm() + prior.norm()), torch.cat(outputs))
 
-    def curvature_product(self, v: Tensor, direction: Tensor, precisions: Tensor) -> Tensor:
-        """(Σ_n JᵀB(h(x_n, v))J + Λ) d, [P]."""
-        total = precisions * direction
+    def curvature_product(self, outputs: Tensor, direction: Tensor, precisions: Tensor) -> Tensor:
+        """(Σ_n JᵀB(h_n)J + Λ) d, [P], at outputs h [N, K]; d is 0 where weights are held. One pass."""
+        total, done = torch.zeros_like(direction), 0
         for piece in self._pieces():
-            root = self.likelihood.curvature_root(piece.outputs + piece.push(v - self.centre))
+            root = self.likelihood.curvature_root(outputs[done : done + len(piece.outputs)])
+            done += len(piece.outputs)
             inside = torch.einsum("bkc,bk->bc", root, piece.push(direction))
             total = total + piece.pull(torch.einsum("bkc,bc->bk", root, inside))
-        return total
+        return total * (precisions > 0) + precisions * direction
 
     def optimum(
         self, precisions: Tensor, gaussian: WeightGaussian, start: Tensor, tolerance: float, budget: int
     ) -> TangentOptimum:
+        """v* in function space where that is affordable, else by `newton`; the same meaning of every argument."""
+        if self.in_function_space:
+            return self.dual_optimum(precisions, gaussian, tolerance)
+        return self.newton(precisions, gaussian, start, tolerance, budget)
+
+    def dual_optimum(self, precisions: Tensor, gaussian: WeightGaussian, tolerance: float) -> TangentOptimum:
+        """v* = Λ⁻¹Jᵀα; a few passes for the Gram matrix, which serves every multiple of Λ, and two for v*."""
+        first = self.passes
+        if self._grams is None:
+            self._grams = dual_tangent.Grams(self.task, self.jacobians)
+        made = self._grams.passes
+        gram = self._grams(precisions)
+        self.passes += self._grams.passes - made
+        assert self._grams.centre_outputs is not None
+        x, targets = self.task.train.gather(torch.arange(len(self.task.train)))
+        assert targets is not None
+        outputs = torch.cat([wide(self.jacobians.network(part)) for part in x.split(POINTS)])
+        offset = outputs - self._grams.centre_outputs.view_as(outputs)
+        start = torch.zeros_like(offset) if self._alpha is None else self._alpha
+        found = dual_tangent.mode(gram, offset, targets, self.likelihood, start, tolerance)
+        self._alpha = found.alpha
+        free = precisions > 0
+        prior, gradient = self._pulled(found.alpha) * free, self._pulled(found.alpha - found.score) * free
+        weights = torch.where(free, prior / torch.where(free, precisions, 1), self.centre)
+        size = float(prior.norm() + (prior - gradient).norm())
+        decrement = _decrement(gradient, gaussian)
+        ratio = float(gradient.norm()) / max(size, 1e-300)
+        return TangentOptimum(weights, found.loglik, ratio, decrement, self.passes - first)
+
+    def _pulled(self, values: Tensor) -> Tensor:
+        """Jᵀu for values [N, K], [P]. One pass."""
+        total, done = torch.zeros_like(self.centre), 0
+        for piece in self._pieces():
+            total = total + piece.pull(values[done : done + len(piece.outputs)])
+            done += len(piece.outputs)
+        return total
+
+    def newton(
+        self, precisions: Tensor, gaussian: WeightGaussian, start: Tensor, tolerance: float, budget: int
+    ) -> TangentOptimum:
         """v* by Newton steps, each by conjugate gradients preconditioned with the fitted Σ ≈ (H + Λ)⁻¹.
 
-        `precisions` [P] is the diagonal of Λ. Stops where ‖∇L_h‖ is `tolerance` of what its parts
-        (data, prior) add up to without cancelling, or when `budget` passes over the data are spent;
-        a pass makes the Jacobians anew where they are too many to keep. With the full curvature and
+        `precisions` [P] is the diagonal of Λ; where it is 0 a weight is held. Stops where ‖∇L_h‖ is `tolerance` of
+        what its parts (data, prior) add up to without cancelling, or when `budget` passes over the data are spent;
+        a pass differentiates anew where the Jacobians are too many to keep. With the full curvature and
         Gaussian noise it takes one step, which is the closed form (H + Λ)⁻¹JᵀB(y − f + Jw*).
         """
         spent, v = self.passes, start
-        value, gradient, loglik, size = self.value_and_gradient(v, precisions)
-        while (ratio := float(gradient.norm()) / max(size, 1e-300)) > tolerance and self.passes - spent < budget:
-            step = self._newton_step(v, gradient, precisions, gaussian, min(0.1, math.sqrt(ratio)), spent + budget)
+        at = self.state(v, precisions)
+        while at.ratio > tolerance and self.passes - spent < budget:
+            step = self._newton_step(at, precisions, gaussian, min(0.1, math.sqrt(at.ratio)), spent + budget)
             length = 1.0
             while True:
-                moved = self.value_and_gradient(v + length * step, precisions)
-                enough = moved[0] <= value + 1e-4 * length * float(gradient @ step) + 1e-12 * abs(value)
+                moved = self.state(v + length * step, precisions)
+                enough = moved.value <= at.value + 1e-4 * length * float(at.gradient @ step) + 1e-12 * abs(at.value)
                 if enough or length < 1e-6 or self.passes - spent >= budget:
                     break
                 length /= 2
             if not enough:
                 break
-            v = v + length * step
-            value, gradient, loglik, size = moved
-        return TangentOptimum(v, loglik, float(gradient.norm()) / max(size, 1e-300), self.passes - spent)
+            v, at = v + length * step, moved
+        return TangentOptimum(v, at.loglik, at.ratio, _decrement(at.gradient, gaussian), self.passes - spent)
 
     def _newton_step(
-        self,
-        v: Tensor,
-        gradient: Tensor,
-        precisions: Tensor,
-        gaussian: WeightGaussian,
-        tolerance: float,
-        last: int,
+        self, at: _State, precisions: Tensor, gaussian: WeightGaussian, tolerance: float, last: int
     ) -> Tensor:
-        """−(JᵀBJ + Λ)⁻¹ g at v, to a relative residual of `tolerance` in the preconditioned norm."""
-        solution, residual = torch.zeros_like(v), -gradient
+        """−(JᵀBJ + Λ)⁻¹ g at h, to a relative residual of `tolerance` in the preconditioned norm."""
+        solution, residual = torch.zeros_like(at.gradient), -at.gradient
         preconditioned = gaussian.product(residual.unsqueeze(0))[0]
         direction, size = preconditioned, float(residual @ preconditioned)
         first = size
         while size > tolerance**2 * first and (self.passes < last or not bool(solution.any())):
-            product = self.curvature_product(v, direction, precisions)
+            product = self.curvature_product(at.outputs, direction, precisions)
             alpha = size / float(direction @ product)
             solution, residual = solution + alpha * direction, residual - alpha * product
             preconditioned = gaussian.product(residual.unsqueeze(0))[0]
             before, size = size, float(residual @ preconditioned)
             direction = preconditioned + (size / before) * direction
         return solution
+
+
+def _decrement(gradient: Tensor, gaussian: WeightGaussian) -> float:
+    """½ gᵀΣg in nats, with Σ ≈ (H + Λ)⁻¹ as fitted."""
+    return 0.5 * float(gradient @ gaussian.product(gradient.unsqueeze(0))[0])
