@@ -7,7 +7,7 @@ that kernel (Rasmussen & Williams 2006, §3.4), found by Newton steps without a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -69,7 +69,9 @@ class Grams:
 
     task: Task
     jacobians: Jacobians
+    progress: Callable[[str, int, int], None]
     passes: int = 0
+    made: int = 0
     _made_for: Tensor | None = field(default=None, repr=False)
     _kept: list[tuple[slice, Tensor]] = field(default_factory=list, repr=False)
     centre_outputs: Tensor | None = field(default=None, repr=False)
@@ -119,7 +121,7 @@ class Grams:
             else:
                 self._kept[0] = (slice(0, where.stop), self._kept[0][1])
             variances = torch.where(precisions[where] > 0, 1 / precisions[where], 0)
-            weights = wide(self.jacobians.network.parameters[name]).flatten() * (precisions[where] > 0)
+            weights = self.jacobians.part(name, wide(self.jacobians.network.parameters[name])) * (precisions[where] > 0)
             at_centre = [wide(j.apply(weights.to(dtype).unsqueeze(0))) for j in pieces]
             self.centre_outputs += torch.cat(at_centre).flatten()
             _add(self._kept[-1][1], pieces, variances)
@@ -128,12 +130,16 @@ class Grams:
     def _tensors(self) -> Iterator[tuple[str, list[TensorJacobian]]]:
         """The Jacobian of each tensor in order, batch by batch."""
         outputs = self.task.spec.num_outputs
-        for names in _parts(self.jacobians, self.rows):
+        self.made += 1
+        parts, done = _parts(self.jacobians, self.rows), 0
+        for names in parts:
             self.passes += 1
-            jacobians = Jacobians(self.jacobians.network, tuple(names))
+            jacobians = Jacobians(self.jacobians.network, tuple(names), self.jacobians.chosen)
             jacobians.learn_shapes(self.task.train.gather(torch.arange(min(2, len(self.task.train))))[0])
             pieces: dict[str, list[TensorJacobian]] = {name: [] for name in names}
             for x, _ in self.task.train.batches(jacobians.batch_size(outputs)):
+                self.progress("tangent model in function space", done, len(parts) * len(self.task.train))
+                done += len(x)
                 for name, j in jacobians(x).tensors.items():
                     pieces[name].append(j if one_position(j) is not None else Dense(j.dense()))
             for name in names:

@@ -17,6 +17,7 @@ from bnn_runner.linearised.families import Setting
 from bnn_runner.linearised.tangent import TangentModel, TangentOptimum
 
 Mode = Literal["network", "tangent", "auto"]
+GAP_NATS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,17 @@ def at_network(tangent: TangentModel, setting: Setting, rule: HyperRule) -> Poin
 
 
 def at_tangent_optimum(
-    tangent: TangentModel, setting: Setting, rule: HyperRule, tolerance: float, budget: int
+    tangent: TangentModel, setting: Setting, rule: HyperRule, tolerance: float, budget: int | None
 ) -> Point:
     """The evidence as a function of Λ with v* = v*(Λ) in it, and the precisions that the rule chooses on that.
 
     v* is a stationary point of the evidence in v, so the derivative in Λ is the partial one at v*
     (envelope theorem), and the joint optimum of v and Λ is what a rule finds that climbs it (Antorán et
     al. 2022, alternate between the two). The report says how many passes over the data that
-    took, what relative gradient is left at the end, and whether it is within `tolerance`.
+    took, what relative gradient is left at the end and how many nats it stands for, and whether v* is
+    settled: within `tolerance`, or within 0.001 nats.
     """
+    budget, tolerance = budget or tangent.budget, tangent.reachable(tolerance)
     shift = len(tangent.task.train) * float(wide(tangent.task.target_scale).log().sum())
     prior, first = setting.prior, tangent.passes
     found: dict[bytes, TangentOptimum] = {}
@@ -75,20 +78,25 @@ def at_tangent_optimum(
 
     point = _chosen("tangent", at, rule, setting.problem(at), None)
     end = optimum(point.choice.precisions)
-    passes, settled = tangent.passes - first, end.gradient <= tolerance
+    passes, settled = tangent.passes - first, end.gradient <= tolerance or end.gap <= GAP_NATS
     report = {
         "tangent_gradient": end.gradient,
-        "tangent_decrement_nats": end.decrement,
+        "tangent_gap_nats": end.gap,
         "tangent_passes": passes,
         "tangent_settled": settled,
     }
-    notes: tuple[str, ...] = ()
-    if not settled:
-        notes = (
-            f"method.mode=tangent: v* is not reached, its relative gradient is {end.gradient:.1g} after {passes} "
-            "passes over the data; raise method.tangent_passes",
-        )
-    return replace(point, loglik=end.loglik - shift, report=report, notes=notes)
+    point = replace(point, loglik=end.loglik - shift, report=report)
+    return point if settled else replace(point, notes=(*point.notes, not_reached(point, "the evidence is a lower one")))
+
+
+def not_reached(point: Point, so: str) -> str:
+    """What is told of a v* that was not found within the budget."""
+    r = point.report
+    return (
+        f"method.mode: v* is not reached, {so}: after {r['tangent_passes']} passes over the data its relative gradient "
+        f"is {r['tangent_gradient']:.1g}, and at most {r['tangent_gap_nats']:.2g} nats are left to gain. Raise "
+        "method.tangent_passes, or accept a larger method.tangent_tolerance"
+    )
 
 
 def _chosen(

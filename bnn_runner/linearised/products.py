@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from bnn_runner.base import Network
+from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.modes import evaluation_mode, plain_attention
 
 
 class Differentiated:
-    """The outputs at x [B, ...] with their graph in the tensors `names`, in evaluation mode.
+    """The outputs at x [B, ...] with their graph in the tensors of the basis, in evaluation mode.
 
     Jᵀu is one backward pass. J v is two: u ↦ Jᵀu is linear, so the derivative of vᵀJᵀu in u is J v. Only
     reverse-mode rules are needed, which every operation that can be trained has.
     """
 
-    def __init__(self, network: Network, names: Sequence[str], x: Tensor) -> None:
+    def __init__(self, jacobians: Jacobians, x: Tensor) -> None:
+        network, self._jacobians = jacobians.network, jacobians
         tensors = {n: t.detach() for n, t in network.tensors.items()}
-        self._chosen = [tensors[n].requires_grad_() for n in names]
+        self._tensors = [tensors[n].requires_grad_() for n in jacobians.names]
         with torch.enable_grad(), evaluation_mode(network.module), plain_attention():
             self._outputs = functional_call(network.module, tensors, (x,))
-        self._sizes = [t.numel() for t in self._chosen]
 
     @property
     def outputs(self) -> Tensor:
@@ -33,19 +31,21 @@ class Differentiated:
 
     def push(self, vector: Tensor) -> Tensor:
         """J v for v [P], every tensor one after the other: [B, C]."""
-        parts = vector.to(self._outputs).split(self._sizes)
+        parts = vector.to(self._outputs).split(list(self._jacobians.sizes().values()))
         with torch.enable_grad():
             probe = torch.zeros_like(self._outputs, requires_grad=True)
             grads = self._pulled(probe, create_graph=True)
-            total = torch.stack([(g * p.view_as(g)).sum() for g, p in zip(grads, parts, strict=True)]).sum()
+            total = torch.stack([g @ part for g, part in zip(grads, parts, strict=True)]).sum()
             return torch.autograd.grad(total, probe, retain_graph=True)[0]
 
     def pull(self, values: Tensor) -> Tensor:
         """Σ_b J_bᵀ u_b for values [B, C]: [P]."""
         with torch.enable_grad():
-            return torch.cat([g.flatten() for g in self._pulled(values.to(self._outputs), create_graph=False)])
+            return torch.cat(self._pulled(values.to(self._outputs), create_graph=False))
 
-    def _pulled(self, values: Tensor, create_graph: bool) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(
-            self._outputs, self._chosen, values, retain_graph=True, create_graph=create_graph, materialize_grads=True
+    def _pulled(self, values: Tensor, create_graph: bool) -> list[Tensor]:
+        """Jᵀu of each tensor, of the weights in the basis: [P_t]."""
+        grads = torch.autograd.grad(
+            self._outputs, self._tensors, values, retain_graph=True, create_graph=create_graph, materialize_grads=True
         )
+        return [self._jacobians.part(n, g) for n, g in zip(self._jacobians.names, grads, strict=True)]

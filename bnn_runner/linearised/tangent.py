@@ -12,7 +12,7 @@ conjugate gradients within a budget of passes over the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -29,20 +29,26 @@ KEPT_BYTES = 2**30
 """Jacobians of the whole training set up to this size are kept; beyond it, each pass differentiates anew."""
 POINTS = 128
 """Points that are differentiated at once."""
+PASSES_KEPT, PASSES_ANEW = 2000, 100
+"""Budgets of passes over the data, where they cost little and where each differentiates anew."""
+FLOAT32_GRADIENT = 1e-5
+"""Relative gradients below this are rounding where products are made anew in float32."""
+MOST_SHAPES = 3
+"""Gram matrices are made anew for another shape of Λ this many times."""
 
 
 @dataclass(frozen=True)
 class TangentOptimum:
     """v* [P], Σ log p(y | h(v*)) in standardised units, what is left to gain, and passes over the data.
 
-    `gradient` is ‖∇L_h‖ relative to what its parts add up to; `decrement` is ½ gᵀΣg in nats: to second order
-    what L_h is above its minimum, and the evidence below its value at v*.
+    `gradient` is ‖∇L_h‖ relative to what its parts add up to; `gap` is ½ gᵀΛ⁻¹g in nats: at most so much
+    is L_h above its minimum, and the evidence below its value at v*, since L_h is convex beyond its penalty.
     """
 
     weights: Tensor
     loglik: float
     gradient: float
-    decrement: float
+    gap: float
     passes: int
 
 
@@ -94,7 +100,9 @@ class TangentModel:
 
     task: Task
     jacobians: Jacobians
+    progress: Callable[[str, int, int], None] = field(default=lambda stage, done, total: None, repr=False)
     passes: int = 0
+    _budget: int = field(default=0, repr=False)
     _kept: list[_Piece] | None = field(default=None, repr=False)
     _grams: dual_tangent.Grams | None = field(default=None, repr=False)
     _alpha: Tensor | None = field(default=None, repr=False)
@@ -109,17 +117,31 @@ class TangentModel:
         return 8 * len(self.task.train) * self.task.spec.num_outputs * len(self.centre) <= KEPT_BYTES
 
     @property
+    def budget(self) -> int:
+        """Passes over the data that are made where none are asked for."""
+        return PASSES_KEPT if self.keeps else PASSES_ANEW
+
+    def reachable(self, tolerance: float) -> float:
+        """The relative gradient that can be asked for."""
+        float64 = self.jacobians.network.parameters[self.jacobians.names[0]].dtype == torch.float64
+        return tolerance if float64 or self.keeps else max(tolerance, FLOAT32_GRADIENT)
+
+    @property
     def in_function_space(self) -> bool:
-        """Whether v* is found there, exactly."""
-        return dual_tangent.affordable(self.task, self.jacobians)
+        """Whether v* is found there, exactly; no longer where each Λ has had another shape (see `Grams`)."""
+        made = 0 if self._grams is None else self._grams.made
+        return made <= MOST_SHAPES and dual_tangent.affordable(self.task, self.jacobians)
 
     def _pieces(self) -> Iterator[_Piece]:
         """One pass over the training set, in order."""
         self.passes += 1
-        if self._kept is not None:
-            yield from self._kept
-            return
-        outputs, network = self.task.spec.num_outputs, self.jacobians.network
+        for piece in self._made() if self._kept is None else self._kept:
+            if self._budget:
+                self.progress("tangent optimum", min(self.passes, self._budget) - 1, self._budget)
+            yield piece
+
+    def _made(self) -> Iterator[_Piece]:
+        outputs = self.task.spec.num_outputs
         made = []
         for x, y in self.task.train.batches(self.jacobians.batch_size(outputs) if self.keeps else POINTS):
             assert y is not None
@@ -128,7 +150,7 @@ class TangentModel:
                 piece = _Piece(wide(batch.outputs), y, wide(batch.dense()), None)
                 made.append(piece)
             else:
-                products = Differentiated(network, self.jacobians.names, x)
+                products = Differentiated(self.jacobians, x)
                 piece = _Piece(wide(products.outputs), y, None, products)
             yield piece
         if self.keeps:
@@ -164,14 +186,14 @@ class TangentModel:
     ) -> TangentOptimum:
         """v* in function space where that is affordable, else by `newton`; the same meaning of every argument."""
         if self.in_function_space:
-            return self.dual_optimum(precisions, gaussian, tolerance)
+            return self.dual_optimum(precisions, tolerance)
         return self.newton(precisions, gaussian, start, tolerance, budget)
 
-    def dual_optimum(self, precisions: Tensor, gaussian: WeightGaussian, tolerance: float) -> TangentOptimum:
+    def dual_optimum(self, precisions: Tensor, tolerance: float) -> TangentOptimum:
         """v* = Λ⁻¹Jᵀα; a few passes for the Gram matrix, which serves every multiple of Λ, and two for v*."""
         first = self.passes
         if self._grams is None:
-            self._grams = dual_tangent.Grams(self.task, self.jacobians)
+            self._grams = dual_tangent.Grams(self.task, self.jacobians, self.progress)
         made = self._grams.passes
         gram = self._grams(precisions)
         self.passes += self._grams.passes - made
@@ -187,9 +209,8 @@ class TangentModel:
         prior, gradient = self._pulled(found.alpha) * free, self._pulled(found.alpha - found.score) * free
         weights = torch.where(free, prior / torch.where(free, precisions, 1), self.centre)
         size = float(prior.norm() + (prior - gradient).norm())
-        decrement = _decrement(gradient, gaussian)
         ratio = float(gradient.norm()) / max(size, 1e-300)
-        return TangentOptimum(weights, found.loglik, ratio, decrement, self.passes - first)
+        return TangentOptimum(weights, found.loglik, ratio, _gap(gradient, precisions), self.passes - first)
 
     def _pulled(self, values: Tensor) -> Tensor:
         """Jᵀu for values [N, K], [P]. One pass."""
@@ -209,7 +230,7 @@ class TangentModel:
         a pass differentiates anew where the Jacobians are too many to keep. With the full curvature and
         Gaussian noise it takes one step, which is the closed form (H + Λ)⁻¹JᵀB(y − f + Jw*).
         """
-        spent, v = self.passes, start
+        spent, v, self._budget = self.passes, start, self.passes + budget
         at = self.state(v, precisions)
         while at.ratio > tolerance and self.passes - spent < budget:
             step = self._newton_step(at, precisions, gaussian, min(0.1, math.sqrt(at.ratio)), spent + budget)
@@ -223,7 +244,7 @@ class TangentModel:
             if not enough:
                 break
             v, at = v + length * step, moved
-        return TangentOptimum(v, at.loglik, at.ratio, _decrement(at.gradient, gaussian), self.passes - spent)
+        return TangentOptimum(v, at.loglik, at.ratio, _gap(at.gradient, precisions), self.passes - spent)
 
     def _newton_step(
         self, at: _State, precisions: Tensor, gaussian: WeightGaussian, tolerance: float, last: int
@@ -243,6 +264,7 @@ class TangentModel:
         return solution
 
 
-def _decrement(gradient: Tensor, gaussian: WeightGaussian) -> float:
-    """½ gᵀΣg in nats, with Σ ≈ (H + Λ)⁻¹ as fitted."""
-    return 0.5 * float(gradient @ gaussian.product(gradient.unsqueeze(0))[0])
+def _gap(gradient: Tensor, precisions: Tensor) -> float:
+    """½ gᵀΛ⁻¹g over the weights that are not held."""
+    free = precisions > 0
+    return 0.5 * float((gradient[free].square() / precisions[free]).sum())

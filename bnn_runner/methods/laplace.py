@@ -20,7 +20,7 @@ from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.linearised.low_rank import LowRankCurvature
 from bnn_runner.linearised.newton import decrement_notes, newton_decrement
 from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
-from bnn_runner.linearised.point import Mode, Point, at_network, at_tangent_optimum
+from bnn_runner.linearised.point import Mode, Point, at_network, at_tangent_optimum, not_reached
 from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace
 from bnn_runner.linearised.structures import Fit, Structure, rule_of
 from bnn_runner.linearised.tangent import TangentModel
@@ -45,8 +45,8 @@ class Laplace:
     draws of the tangent model; closed_form (exact Gaussian; probit for classes); bridge (classes); network
     (draws through the network itself, for comparison). mode: network takes the evidence at w*; tangent at
     the tangent model's own optimum v*, found to a relative gradient of `tangent_tolerance` within
-    `tangent_passes` passes over the data; auto is tangent where that is reached, else network. The
-    predictive mean is f(x, w*) in all of them.
+    `tangent_passes` passes over the data (null: 2,000 where Jacobians fit in memory, else 100); auto is
+    tangent where that is reached, else network. The predictive mean is f(x, w*) in all of them.
     """
 
     structure: Structure | Literal["auto"] = "auto"
@@ -60,7 +60,7 @@ class Laplace:
     predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
     mode: Mode = "network"
     tangent_tolerance: float = 1e-7
-    tangent_passes: int = 2000
+    tangent_passes: int | None = None
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = True
 
@@ -68,7 +68,7 @@ class Laplace:
         problems = []
         if self.fisher_samples < 1:
             problems.append(f"method.fisher_samples={self.fisher_samples} samples nothing. It must be 1 or more.")
-        if self.tangent_passes < 1:
+        if self.tangent_passes is not None and self.tangent_passes < 1:
             problems.append(f"method.tangent_passes={self.tangent_passes} is no budget. It must be 1 or more.")
         if not 0 < self.tangent_tolerance < 1:
             problems.append(
@@ -159,7 +159,7 @@ class Laplace:
         # A part of a tensor can be scaled by itself: that no normalisation takes out again.
         invariant = () if jacobians.chosen else scale_invariant(network, few, names)
         setting = Setting.of(task, jacobians, curvature, context.hyper, invariant, repairs)
-        point = self._point(TangentModel(task, jacobians), setting, context.hyper)
+        point = self._point(TangentModel(task, jacobians, context.progress), setting, context.hyper)
         settled = setting.settled(point)
         jacobians, precisions = settled.jacobians, settled.precisions
         gaussian = settled.curvature.gaussian(precisions)
@@ -204,6 +204,7 @@ class Laplace:
             point = at_tangent_optimum(tangent, setting, rule, tolerance, budget)
             if self.mode == "tangent" or point.report["tangent_settled"]:
                 return point
+            return replace(at_network(tangent, setting, rule), notes=(not_reached(point, "the evidence is at w*"),))
         return at_network(tangent, setting, rule)
 
     def _basis(self, network: Network, task: Task) -> Basis:
