@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from bnn_runner.linearised.families import Setting
 from bnn_runner.linearised.invariance import scale_invariant
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.newton import decrement_notes, newton_decrement
-from bnn_runner.linearised.point import Mode, Point, at_network, at_tangent_optimum
+from bnn_runner.linearised.point import Mode, point_of
 from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.linearised.tangent import TangentModel
 from bnn_runner.tasks import Task
@@ -42,13 +43,14 @@ def decide(
     repairs: Repairs,
     mode: Mode = "network",
     tolerance: float = 1e-7,
-    passes: int = 2000,
+    passes: int | None = None,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> Decision:
     """`mode`, with `tolerance` and `passes` of the tangent model's optimum, as `Laplace` has them."""
     few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
     invariant = scale_invariant(jacobians.network, few, jacobians.names)
     setting = Setting.of(task, jacobians, curvature, rule, invariant, repairs)
-    point = _point(TangentModel(task, jacobians), setting, rule, mode, tolerance, passes)
+    point = point_of(mode, TangentModel(task, jacobians, progress), setting, rule, tolerance, passes)
     settled = setting.settled(point)
     gaussian = curvature.gaussian(settled.precisions)
     prior = setting.prior.diagonal(settled.precisions)
@@ -68,14 +70,3 @@ def decide(
     }
     notes = [*chosen.notes, *point.choice.notes, *point.notes, *decrement_notes(decrement, point.mode)]
     return Decision(settled.precisions, gaussian, settled.evidence, report, notes)
-
-
-def _point(
-    tangent: TangentModel, setting: Setting, rule: HyperRule, mode: Mode, tolerance: float, passes: int
-) -> Point:
-    """Where the evidence is taken."""
-    if mode != "network":
-        point = at_tangent_optimum(tangent, setting, rule, tolerance, passes)
-        if mode == "tangent" or point.report["tangent_settled"]:
-            return point
-    return at_network(tangent, setting, rule)

@@ -178,7 +178,9 @@ class Mode:
     loglik: float
 
 
-def mode(gram: Tensor, offset: Tensor, targets: Tensor, likelihood: Likelihood, start: Tensor, tolerance: float) -> Mode:
+def mode(
+    gram: Tensor, offset: Tensor, targets: Tensor, likelihood: Likelihood, start: Tensor, tolerance: float
+) -> Mode:
     """The α that maximises Σ log p(y | o + Gα) − ½ αᵀGα, from `start`; `offset` o = f − J w* and α are [N, K].
 
     By Newton steps with a line search, until ‖Jᵀ(α − s)‖ in the norm of Λ⁻¹ is `tolerance` of what its two parts

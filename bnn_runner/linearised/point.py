@@ -14,6 +14,7 @@ from bnn_runner.hyper import Choice, HyperRule, PrecisionProblem
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.evidence import At, log_likelihood
 from bnn_runner.linearised.families import Setting
+from bnn_runner.linearised.full import FullCurvature
 from bnn_runner.linearised.tangent import TangentModel, TangentOptimum
 
 Mode = Literal["network", "tangent", "auto"]
@@ -31,6 +32,19 @@ class Point:
     loglik: float
     report: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+def point_of(
+    mode: Mode, tangent: TangentModel, setting: Setting, rule: HyperRule, tolerance: float, budget: int | None
+) -> Point:
+    """Where the evidence is taken. auto: at v* where it is settled, else at w*, with a note."""
+    if mode == "network":
+        return at_network(tangent, setting, rule)
+    point = at_tangent_optimum(tangent, setting, rule, tolerance, budget)
+    if mode == "tangent" or point.report["tangent_settled"]:
+        return point
+    network = at_network(tangent, setting, rule)
+    return replace(network, notes=(*network.notes, _not_reached(point.report, "the evidence is at w*")))
 
 
 def at_network(tangent: TangentModel, setting: Setting, rule: HyperRule) -> Point:
@@ -56,7 +70,7 @@ def at_tangent_optimum(
     """
     budget, tolerance = budget or tangent.budget, tangent.reachable(tolerance)
     shift = len(tangent.task.train) * float(wide(tangent.task.target_scale).log().sum())
-    prior, first = setting.prior, tangent.passes
+    curvature, prior, first = setting.curvature, setting.prior, tangent.passes
     found: dict[bytes, TangentOptimum] = {}
     last = [tangent.centre]
 
@@ -68,7 +82,8 @@ def at_tangent_optimum(
             diagonal = prior.diagonal(at).to(tangent.centre)
             left = max(budget - (tangent.passes - first), 1)
             with torch.no_grad():
-                found[key] = tangent.optimum(diagonal, setting.curvature.gaussian(at), last[0], tolerance, left)
+                guess = curvature.gaussian(at) if isinstance(curvature, FullCurvature) else None
+                found[key] = tangent.optimum(diagonal, last[0], tolerance, left, guess)
             last[0] = found[key].weights
         return found[key]
 
@@ -86,16 +101,17 @@ def at_tangent_optimum(
         "tangent_settled": settled,
     }
     point = replace(point, loglik=end.loglik - shift, report=report)
-    return point if settled else replace(point, notes=(*point.notes, not_reached(point, "the evidence is a lower one")))
-
-
-def not_reached(point: Point, so: str) -> str:
-    """What is told of a v* that was not found within the budget."""
-    r = point.report
     return (
-        f"method.mode: v* is not reached, {so}: after {r['tangent_passes']} passes over the data its relative gradient "
-        f"is {r['tangent_gradient']:.1g}, and at most {r['tangent_gap_nats']:.2g} nats are left to gain. Raise "
-        "method.tangent_passes, or accept a larger method.tangent_tolerance"
+        point if settled else replace(point, notes=(*point.notes, _not_reached(report, "the evidence is a lower one")))
+    )
+
+
+def _not_reached(report: Mapping[str, Any], so: str) -> str:
+    """What is told of a v* that was not found within the budget."""
+    return (
+        f"method.mode: v* is not reached, {so}: after {report['tangent_passes']} passes over the data its relative "
+        f"gradient is {report['tangent_gradient']:.1g}, and at most {report['tangent_gap_nats']:.2g} nats are left to "
+        "gain. Raise method.tangent_passes, or accept a larger method.tangent_tolerance"
     )
 
 

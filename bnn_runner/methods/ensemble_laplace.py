@@ -48,7 +48,7 @@ class EnsembleLaplace:
     predict: Literal["draws", "network"] = "draws"
     mode: Mode = "network"
     tangent_tolerance: float = 1e-7
-    tangent_passes: int = 2000
+    tangent_passes: int | None = None
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = True
     predictive: ClassVar[Predictive] = "draws"

@@ -20,7 +20,7 @@ from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.linearised.low_rank import LowRankCurvature
 from bnn_runner.linearised.newton import decrement_notes, newton_decrement
 from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
-from bnn_runner.linearised.point import Mode, Point, at_network, at_tangent_optimum, not_reached
+from bnn_runner.linearised.point import Mode, point_of
 from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace
 from bnn_runner.linearised.structures import Fit, Structure, rule_of
 from bnn_runner.linearised.tangent import TangentModel
@@ -159,7 +159,8 @@ class Laplace:
         # A part of a tensor can be scaled by itself: that no normalisation takes out again.
         invariant = () if jacobians.chosen else scale_invariant(network, few, names)
         setting = Setting.of(task, jacobians, curvature, context.hyper, invariant, repairs)
-        point = self._point(TangentModel(task, jacobians, context.progress), setting, context.hyper)
+        tangent = TangentModel(task, jacobians, context.progress)
+        point = point_of(self.mode, tangent, setting, context.hyper, self.tangent_tolerance, self.tangent_passes)
         settled = setting.settled(point)
         jacobians, precisions = settled.jacobians, settled.precisions
         gaussian = settled.curvature.gaussian(precisions)
@@ -196,16 +197,6 @@ class Laplace:
             report=report,
             treatment=treatment,
         )
-
-    def _point(self, tangent: TangentModel, setting: Setting, rule: HyperRule) -> Point:
-        """Where the evidence is taken, by `mode`."""
-        if self.mode != "network":
-            tolerance, budget = self.tangent_tolerance, self.tangent_passes
-            point = at_tangent_optimum(tangent, setting, rule, tolerance, budget)
-            if self.mode == "tangent" or point.report["tangent_settled"]:
-                return point
-            return replace(at_network(tangent, setting, rule), notes=(not_reached(point, "the evidence is at w*"),))
-        return at_network(tangent, setting, rule)
 
     def _basis(self, network: Network, task: Task) -> Basis:
         return basis(network, task, self.weights, self.hold)

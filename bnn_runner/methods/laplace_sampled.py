@@ -51,7 +51,7 @@ class LaplaceSampled:
     hold: tuple[HeldKind, ...] = ()
     mode: Mode = "network"
     tangent_tolerance: float = 1e-7
-    tangent_passes: int = 2000
+    tangent_passes: int | None = None
     solver: Literal["auto", "cg", "sgd"] = "auto"
     tolerance: float = 0.01
     passes: int = 500
@@ -72,7 +72,7 @@ class LaplaceSampled:
             f"method.{name}={value} is no number of these. It must be {least} or more."
             for name, value, least in (
                 ("fisher_samples", self.fisher_samples, 1),
-                ("tangent_passes", self.tangent_passes, 1),
+                ("tangent_passes", 1 if self.tangent_passes is None else self.tangent_passes, 1),
                 ("passes", self.passes, 3),
                 ("sgd_passes", self.sgd_passes, 3),
                 ("sgd_batch_size", self.sgd_batch_size, 1),
@@ -157,7 +157,7 @@ class LaplaceSampled:
         curvature = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
         made = decide(
             task, jacobians, chosen, curvature, context.hyper, Repairs(),
-            self.mode, self.tangent_tolerance, self.tangent_passes,
+            self.mode, self.tangent_tolerance, self.tangent_passes, context.progress,
         )  # fmt: skip
         dimensions = curvature.dimension_samples(made.precisions).sum(1)
         facts = curvature.facts(made.precisions)

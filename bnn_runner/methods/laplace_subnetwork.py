@@ -44,7 +44,7 @@ class LaplaceSubnetwork:
     predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
     mode: Mode = "network"
     tangent_tolerance: float = 1e-7
-    tangent_passes: int = 2000
+    tangent_passes: int | None = None
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("mackay1992", "khan2019", "immer2021", "daxberger2021subnetwork")
