@@ -1,0 +1,78 @@
+"""Every architecture with every structure of curvature, both found by globbing: it runs, or is refused with a reason.
+
+`test_draws_contract` draws at length from one model of each class with every method, and `test_pairs_contract`
+from a last-layer posterior of every model; here every structure is fitted to every model, from one pass over the data.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from bnn_runner.errors import RunFailed
+from bnn_runner.linearised.algebra import Repairs
+from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.linearised.structures import Fit, Structure, rule_of
+from bnn_runner.linearised.subnetwork import choose
+from bnn_runner.methods.laplace import Laplace
+from tests.contract.choices import KINDS, METHODS, MODELS, fitting_task, make, small_model
+from tests.numerics.small_problems import context, make_network
+
+STRUCTURES: tuple[Structure, ...] = get_args(Structure)
+WIDE = ("lenet", "resnet20", "resnet20_groupnorm")
+"""Models with a layer so wide that its exact block takes a test too long, or more memory than is used."""
+
+
+def fitted(structure: Structure, jacobians: Jacobians, batches: list[BatchJacobians], task: Any) -> Any:
+    """The curvature, from batches that are there."""
+    method: dict[str, Any] = {"rank": 3} if structure == "low_rank" else {}
+    fit = Laplace(structure=structure, **method).passes(jacobians, task, context(), Repairs())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fit, "batches", lambda self, use="any": iter(batches))
+        return fit(structure)
+
+
+def check(curvature: Any, jacobians: Jacobians, batch: BatchJacobians) -> None:
+    """All weights are in a group once; evidence, draws and covariance are numbers, and there is a spread."""
+    assert [name for g in curvature.groups for name in g.members] == list(jacobians.names)
+    one = torch.tensor([0.7], dtype=torch.float64)
+    assert 0 < float(curvature.log_det_ratio(one)) < float("inf")
+    gaussian = curvature.gaussian(one.expand(len(curvature.groups)))
+    draws = gaussian.sample(0, 0, 2)
+    assert draws.shape == (2, sum(jacobians.sizes().values())) and bool(torch.isfinite(draws).all())
+    variances = gaussian.covariance(batch).diagonal(dim1=1, dim2=2)
+    assert bool(torch.isfinite(variances).all()) and float(variances.min()) > 0
+
+
+def test_every_structure_is_a_choice() -> None:
+    """Planted bugs: a structure that no command reaches; a glob that finds nothing."""
+    assert {str(getattr(make("method", m), "structure", "")) for m in METHODS} >= set(STRUCTURES)
+    assert len(STRUCTURES) >= 6 and len(MODELS) >= 22 and set(WIDE) < set(MODELS)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_structure_is_fitted_or_refused(model: str) -> None:
+    """Planted bugs: a tensor in no group; a layer whose curvature is NaN; a block allocated before it is refused."""
+    task = fitting_task(small_model(model), KINDS[1])
+    network = make_network(small_model(model), task)
+    jacobians = Jacobians(network)
+    fit = Laplace(structure="full").passes(jacobians, task, context(), Repairs())
+    with torch.no_grad():
+        batches, batch = list(fit.batches()), jacobians(task.test.inputs)
+        for structure in STRUCTURES:
+            if structure == "block" and model in WIDE:
+                with pytest.MonkeyPatch.context() as patch, pytest.raises(RunFailed) as caught:
+                    patch.setattr("bnn_runner.linearised.block_fits.MAX_BLOCK_BYTES", 2**27)
+                    fitted(structure, jacobians, batches, task)
+                told = str(caught.value)
+                assert "GiB" in told and "weights" in told and "method.structure=kfac" in told
+                continue
+            curvature = fitted(structure, jacobians, batches, task)
+            check(curvature, jacobians, batch)
+            assert all(rule_of(structure, jacobians, group) for group in curvature.groups)
+        chosen = choose(network, tuple(network.parameters), 0.5, "random", None, 0)
+        some = Jacobians(network, tuple(chosen.places), chosen.places)
+        passes = Laplace(structure="full").passes(some, task, context(), Repairs())
+        check(fitted("full", some, list(passes.batches()), task), some, some(task.test.inputs))
