@@ -39,12 +39,12 @@ def fit_diagonal(jacobians: Jacobians, batches: Pass) -> BlockCurvature:
     sums: dict[str, Tensor] = {}
     for batch in batches():
         for name, j in batch.tensors.items():
-            sums[name] = sums.get(name, 0) + wide(_squares(j))
+            sums[name] = sums.get(name, 0) + wide(squares(j))
     groups = each_tensor(jacobians.names)
     return _curvature(jacobians, groups, [DiagonalBlock(checked(sums[g.name], g.name)) for g in groups])
 
 
-def _squares(jacobian: TensorJacobian) -> Tensor:
+def squares(jacobian: TensorJacobian) -> Tensor:
     """Σ_b Σ_c of the squared entries, [P_g]."""
     if (pair := one_position(jacobian)) is not None:
         a, g = pair
@@ -148,7 +148,7 @@ def fit_ekfac(
             j = group.jacobian(batch.tensors)
             if isinstance(block, KroneckerBlock):
                 assert isinstance(j, Factored)
-                part = _squares(block.rotated(j))
+                part = squares(block.rotated(j))
             elif isinstance(block, FullBlock):
                 dense = j.dense()
                 part = (dense @ block.vectors.to(dense)).square().sum((0, 1))

@@ -25,9 +25,10 @@ from bnn_runner.tasks import Task
 
 @dataclass(frozen=True)
 class Decision:
-    """Precisions [T], the Gaussian at them, the evidence in nats, facts for the row and what is to be told."""
+    """Precisions [T], curvature and Gaussian at them, evidence in nats, facts for the row, and what is to be told."""
 
     precisions: Tensor
+    curvature: Curvature
     gaussian: WeightGaussian
     evidence: float
     report: dict[str, Any]
@@ -52,9 +53,9 @@ def decide(
     setting = Setting.of(task, jacobians, curvature, rule, invariant, repairs)
     point = point_of(mode, TangentModel(task, jacobians, progress), setting, rule, tolerance, passes)
     settled = setting.settled(point)
-    gaussian = curvature.gaussian(settled.precisions)
+    gaussian = settled.curvature.gaussian(settled.precisions)
     prior = setting.prior.diagonal(settled.precisions)
-    decrement = newton_decrement(task, jacobians, prior, gaussian)
+    decrement = newton_decrement(task, settled.jacobians, prior, gaussian)
     report = {
         "weights_in_basis": sum(jacobians.sizes().values()),
         "mode": point.mode,
@@ -63,10 +64,10 @@ def decide(
         "train_loglik_nats": settled.loglik,
         "newton_decrement_nats": decrement,
         "scale_invariant": list(invariant),
-        "effective_dimension": float(curvature.effective_dimensions(settled.precisions).sum()),
+        "effective_dimension": float(settled.curvature.effective_dimensions(settled.precisions).sum()),
         **settled.report,
         **point.choice.report,
         **point.report,
     }
     notes = [*chosen.notes, *point.choice.notes, *point.notes, *decrement_notes(decrement, point.mode)]
-    return Decision(settled.precisions, gaussian, settled.evidence, report, notes)
+    return Decision(settled.precisions, settled.curvature, gaussian, settled.evidence, report, notes)

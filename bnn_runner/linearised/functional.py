@@ -18,7 +18,7 @@ from bnn_runner.linearised.full import FullCurvature, FullGaussian
 from bnn_runner.linearised.groups import Group, each_tensor
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.linearised.rows import TrainingRows
-from bnn_runner.linearised.sampling import each_weight
+from bnn_runner.linearised.sampling import whitening
 from bnn_runner.linearised.solvers import Whitened
 from bnn_runner.streams import generator
 from bnn_runner.tasks import Split, Task
@@ -192,7 +192,7 @@ class NystromCurvature:
         """V [P, r] in which Vᵀ H̃ V is diagonal, and that diagonal [r], at precisions [T] (or all 1)."""
         at = tuple(precisions.detach().cpu().expand(len(self.groups)).tolist())
         if at not in self._found:
-            scale = each_weight(self.rows, precisions).rsqrt()
+            scale = whitening(self.rows, precisions)
             vectors = _leading(Whitened(self.pivots, scale), self.features, self.repairs)
             gram = torch.zeros(vectors.shape[1], vectors.shape[1], dtype=torch.float64)
             for _, rows in self.rows.batches(vectors.shape[1]):
@@ -224,7 +224,7 @@ class NystromCurvature:
 
     def gaussian(self, precisions: Tensor) -> NystromGaussian:
         vectors, values = self._at(precisions)
-        return NystromGaussian(each_weight(self.rows, precisions).rsqrt(), vectors, values, self.dtype)
+        return NystromGaussian(whitening(self.rows, precisions), vectors, values, self.dtype)
 
 
 def _leading(matrix: Whitened, count: int, repairs: Repairs) -> Tensor:

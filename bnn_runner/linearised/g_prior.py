@@ -4,8 +4,9 @@ At λ = 1 each weight's prior holds the information that one data point has of i
 w̃ = s^{1/2} w with s = diag(H)/N, whose prior is isotropic: the curvature becomes D H D with D = s^{-1/2},
 so one spectrum serves every λ. diag(H) is that of the curvature as fitted: exact for full, block and
 diag, a probe of it under method.curvature=mc_fisher, and diag(G) ⊗ diag(A) for Kronecker factors, which
-D H D then still is. Weights without curvature (of pixels that never vary) would have an
-infinite prior variance: they are held at MAP, which D = 0 does, and counted.
+D H D then still is; for a sampled curvature it is exact where its rows are kept, else probed in one pass.
+Weights without curvature (of pixels that never vary) would have an infinite prior variance: they are held at
+MAP, which D = 0 does, and counted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from bnn_runner.linearised.evidence import Curvature
 from bnn_runner.linearised.factors import Dense, Factored, TensorJacobian
 from bnn_runner.linearised.full import FullCurvature, FullGaussian
 from bnn_runner.linearised.groups import Group
+from bnn_runner.linearised.sampling import SampledCurvature
 
+PROBES = 4
+"""Of the diagonal of a curvature that is known by its products alone, a point."""
 NO_CURVATURE = 1e-13
 """Of a tensor's largest diagonal entry: less is what rounding leaves of zero."""
 
@@ -41,6 +45,8 @@ def g_prior(curvature: Curvature, num_points: int, repairs: Repairs) -> GPrior:
         return _of_full(curvature, num_points)
     if isinstance(curvature, BlockCurvature):
         return _of_blocks(curvature, num_points, repairs)
+    if isinstance(curvature, SampledCurvature):
+        return _of_sampled(curvature, num_points)
     raise RunFailed(
         "hyper.family=g needs a curvature whose diagonal scales it, and this structure has none. "
         "Use method.structure=full, block, kfac or diag, or another hyper.family."
@@ -99,6 +105,21 @@ def _of_full(curvature: FullCurvature, num_points: int) -> GPrior:
         curvature.repairs,
     )
     return GPrior(ScaledFull(scaled, root), shape)
+
+
+# -------------------------------------------------------------------------------------- sampled
+
+
+def _of_sampled(curvature: SampledCurvature, num_points: int) -> GPrior:
+    sizes = list(curvature.rows.jacobians.sizes().values())
+    shape = torch.cat(
+        [_prior(part, num_points) for part in curvature.rows.diagonal(PROBES, curvature.seed).split(sizes)]
+    )
+    root, spectrum = _root(shape), curvature.spectrum
+    if spectrum is not None:
+        spectrum = replace(spectrum, root=root, _isotropic=None)
+    scaled = replace(curvature, spectrum=spectrum, root=root, solutions={}, _blocks=[], _found={})
+    return GPrior(scaled, shape)
 
 
 # --------------------------------------------------------------------------------------- blocks

@@ -21,18 +21,24 @@ from bnn_runner.streams import generator
 
 @dataclass
 class Spectrum:
-    """The spectrum of H as `probes` vectors see it in `steps` steps; one such serves every isotropic precision."""
+    """The spectrum of H as `probes` vectors see it in `steps` steps; one such serves every isotropic precision.
+
+    With a `root` D [P] it is that of D H D, the curvature under the g-prior.
+    """
 
     rows: TrainingRows
     seed: int
     probes: int
     steps: int
+    root: Tensor | None = None
     _isotropic: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def log_det(self, precision: Tensor) -> Tensor:
         """One estimate of log det(I + H/λ) a probe, [Q] float64, differentiable in λ [1]."""
         if self._isotropic is None:
-            self._isotropic = self._tridiagonal(self.rows.product)
+            rows, root = self.rows, self.root
+            scaled = rows if root is None else Whitened(rows, root.to(rows.device, rows.dtype))
+            self._isotropic = self._tridiagonal(scaled.product)
         return self._log_det(*self._isotropic, precision.cpu())
 
     def log_det_of(self, matrix: Whitened) -> Tensor:

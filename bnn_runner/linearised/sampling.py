@@ -40,11 +40,12 @@ def normals(rows: TrainingRows, seed: int, start: int, stop: int) -> Tensor:
     return torch.stack(drawn).to(rows.device, rows.dtype)
 
 
-def each_weight(rows: TrainingRows, precisions: Tensor) -> Tensor:
-    """One precision a tensor [T], or one for all [1], to one a weight [P]."""
+def whitening(rows: TrainingRows, precisions: Tensor, root: Tensor | None = None) -> Tensor:
+    """Λ^{-½}, [P], for one precision a tensor [T] or one for all [1]; times the g-prior's D where there is a `root`."""
     sizes = torch.tensor(list(rows.jacobians.sizes().values()))
     each = precisions.detach().cpu().double().expand(len(sizes)).repeat_interleave(sizes)
-    return each.to(rows.device, rows.dtype)
+    scale = each.to(rows.device, rows.dtype).rsqrt()
+    return scale if root is None else scale * root.to(scale)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class SampledGaussian:
 
     They are solved in blocks that always hold the same draws, so that a draw is the same to the
     last bit whichever slice asks for it. `moments_from` = (seed, S) are the draws that covariances are
-    averaged over.
+    averaged over. `root` [P] is D of the g-prior (see `g_prior`).
     """
 
     rows: TrainingRows
@@ -61,10 +62,12 @@ class SampledGaussian:
     precisions: tuple[float, ...]
     moments_from: tuple[int, int]
     dtype: torch.dtype
+    root: Tensor | None = None
     _solved: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def _matrix(self) -> Whitened:
-        return Whitened(self.rows, each_weight(self.rows, torch.tensor(self.precisions, dtype=torch.float64)).rsqrt())
+        precisions = torch.tensor(self.precisions, dtype=torch.float64)
+        return Whitened(self.rows, whitening(self.rows, precisions, self.root))
 
     def sample(self, seed: int, start: int, stop: int) -> Tensor:
         """Draws `start` to `stop`, [S, P]; draw s depends on (seed, s) alone."""
@@ -127,7 +130,8 @@ class SampledCurvature:
     """H known by solved draws and by a stochastic spectrum; the random numbers are the same at every precision.
 
     `samples` draws (0 to S − 1 of `seed`) give effective dimensions, warm-started from the precision before;
-    `spectrum` gives log determinants. `error` and `residual` are the largest of the last solutions.
+    `spectrum` gives log determinants. `error` and `residual` are the largest of the last solutions. `root`
+    [P] is D of the g-prior, the same as the spectrum's.
     """
 
     rows: TrainingRows
@@ -136,6 +140,7 @@ class SampledCurvature:
     samples: int
     spectrum: Spectrum | None
     dtype: torch.dtype
+    root: Tensor | None = None
     solutions: dict[tuple[float, ...], tuple[float, float]] = field(default_factory=dict)
     _blocks: list[_Block] = field(default_factory=list, repr=False)
     _found: dict[tuple[float, ...], Tensor] = field(default_factory=dict, repr=False)
@@ -156,7 +161,7 @@ class SampledCurvature:
         """
         at = self._key(precisions)
         if at not in self._found:
-            matrix = Whitened(self.rows, each_weight(self.rows, precisions).rsqrt())
+            matrix = Whitened(self.rows, whitening(self.rows, precisions, self.root))
             sizes, parts, made = list(self.rows.jacobians.sizes().values()), [], []
             with true_float32(), torch.no_grad():
                 for block in self._started():
@@ -193,10 +198,11 @@ class SampledCurvature:
         assert self.spectrum is not None
         if bool((precisions == precisions[0]).all()):
             return self.spectrum.log_det(precisions[:1])
-        return self.spectrum.log_det_of(Whitened(self.rows, each_weight(self.rows, precisions).rsqrt()))
+        return self.spectrum.log_det_of(Whitened(self.rows, whitening(self.rows, precisions, self.root)))
 
     def gaussian(self, precisions: Tensor) -> SampledGaussian:
-        return SampledGaussian(self.rows, self.solver, self._key(precisions), (self.seed, self.samples), self.dtype)
+        key, moments_from = self._key(precisions), (self.seed, self.samples)
+        return SampledGaussian(self.rows, self.solver, key, moments_from, self.dtype, self.root)
 
     def facts(self, precisions: Tensor) -> Mapping[str, float]:
         """Largest error bound and relative residual of the samples at these precisions."""

@@ -115,21 +115,21 @@ class LaplaceSampled:
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
         if hyper is None:
             return ["this method needs a hyperparameter rule. Add hyper=fixed, hyper=fixed_point or hyper=evidence."]
-        if (family := family_of(hyper)) in ("parameter", "g"):
+        if (family := family_of(hyper)) == "parameter":
             return [
-                f"hyper.family={family} needs the curvature's diagonal, which method=laplace_sampled does not have. "
-                "Use hyper.family=isotropic, layerwise or groupwise, or method=laplace_diag."
+                "hyper.family=parameter needs the effective dimension of each weight, which samples do not tell. "
+                "Use hyper.family=isotropic, layerwise, groupwise or g, or method=laplace_diag."
             ]
         if noise_of(hyper) == "evidence":
             return [
                 "hyper.noise=evidence needs log determinants at every noise level to more digits than samples give. "
                 "Leave hyper.noise=trained, or use method=laplace_kfac or laplace_full."
             ]
-        if isinstance(hyper, Evidence) and family != "isotropic":
+        if isinstance(hyper, Evidence) and family not in ("isotropic", "g"):
             return [
                 f"hyper=evidence hyper.family={family} climbs the log determinant's gradient in several "
                 "precisions, which one stochastic spectrum does not have. Use hyper=fixed_point with that family, "
-                "or hyper.family=isotropic."
+                "or hyper.family=isotropic or g."
             ]
         if isinstance(hyper, Evidence) and not self.probes:
             return ["hyper=evidence needs the evidence, which method.probes=0 leaves out. Use method.probes=8."]
@@ -154,11 +154,13 @@ class LaplaceSampled:
         solver = self._solver(rows)
         spectrum = Spectrum(rows, context.seed, self.probes, self.lanczos_steps) if self.probes else None
         dtype = network.parameters[jacobians.names[0]].dtype
-        curvature = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
+        plain = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
         made = decide(
-            task, jacobians, chosen, curvature, context.hyper, Repairs(),
+            task, jacobians, chosen, plain, context.hyper, Repairs(),
             self.mode, self.tangent_tolerance, self.tangent_passes, context.progress,
         )  # fmt: skip
+        curvature = made.curvature
+        assert isinstance(curvature, SampledCurvature)
         dimensions = curvature.dimension_samples(made.precisions).sum(1)
         facts = curvature.facts(made.precisions)
         notes = list(made.notes)

@@ -18,10 +18,15 @@ from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed
 from bnn_runner.hyper import Choice, Evidence, Fixed, FixedPoint, Grid, PrecisionProblem
 from bnn_runner.likelihoods import Gaussian
-from bnn_runner.linearised import full
+from bnn_runner.linearised import full, rows
 from bnn_runner.linearised.families import family_problems
+from bnn_runner.linearised.jacobians import Jacobians
+from bnn_runner.linearised.output_curvature import OutputCurvature
+from bnn_runner.linearised.rows import TrainingRows
 from bnn_runner.methods.laplace import Laplace
+from bnn_runner.methods.laplace_sampled import LaplaceSampled
 from bnn_runner.models.mlp import MLP
+from bnn_runner.streams import generator
 from bnn_runner.tasks import Task
 from bnn_runner.weightwise import best_precisions
 from tests.numerics.small_problems import context, make_network, make_task
@@ -306,6 +311,45 @@ def test_families_are_refused_where_they_have_no_spectrum() -> None:
     task, network = small("classification", num_train=20)
     with pytest.raises(RunFailed, match="EKFAC"):
         Laplace(structure="ekfac").fit(task, [network], context(Evidence(family="g")))
+
+
+def test_sampled_curvature_under_the_g_prior_is_the_full_one() -> None:
+    """Planted bugs: draws of the scaled weights taken for the weights; the spectrum of H in place of D H D."""
+    task, network = small("classification", num_train=25)
+    whole = Laplace(structure="full").fit(task, [network], context(Fixed(0.3, family="g")))
+    sampled = LaplaceSampled(tolerance=1e-6, samples=16, probes=32).fit(
+        task, [network], context(Fixed(0.3, family="g"))
+    )
+    vectors = torch.randn(3, network.num_parameters, generator=generator(0, "vectors"), dtype=torch.float64)
+    exact = whole.gaussian.product(vectors)
+    near = 1e-4 * float(exact.abs().max())
+    torch.testing.assert_close(sampled.gaussian.product(vectors), exact, rtol=1e-3, atol=near)
+    report = sampled.report
+    error = 5 * report["evidence_standard_error_nats"] + report["evidence_truncation_nats"]
+    assert report["evidence_nats"] == pytest.approx(whole.report["evidence_nats"], abs=error) and error < 10
+    draws = sampled.draws(400, 0)(task.test.inputs).flatten(1)
+    variances = whole.joint_covariance(task.test).diagonal()
+    assert float(((draws.var(0) - variances) / (variances * math.sqrt(2 / 400))).abs().max()) < 5
+    tuned = LaplaceSampled(samples=64, probes=32).fit(task, [network], context(FixedPoint(family="g"))).report
+    best = Laplace(structure="full").fit(task, [network], context(FixedPoint(family="g"))).report
+    assert math.log(tuned["prior_precision"] / best["prior_precision"]) == pytest.approx(0, abs=0.3)
+
+
+def test_probes_of_the_diagonal_have_the_exact_one_as_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One probe, 100 seeds, 5 standard errors. Planted bugs: columns summed before they are signed; mean for sum."""
+    task, network = small("classification", num_train=20)
+    monkeypatch.setattr(rows, "KEPT_BYTES", 0)
+    made = torch.stack(
+        [
+            TrainingRows.of(task, Jacobians(network), OutputCurvature(), lambda *_: None).diagonal(1, s)
+            for s in range(100)
+        ]
+    )
+    exact = dense_curvature(task, network).diagonal()
+    error = made.std(0) / math.sqrt(len(made))
+    assert float(((made.mean(0) - exact) / error.clamp_min(1e-12)).abs().max()) < 5
+    all_columns = TrainingRows.of(task, Jacobians(network), OutputCurvature(), lambda *_: None).diagonal(2, 0)
+    torch.testing.assert_close(all_columns, exact, rtol=1e-9, atol=1e-12)
 
 
 # ----------------------------------------------------------------------------- searches that go wrong
