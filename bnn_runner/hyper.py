@@ -158,14 +158,14 @@ class Evidence:
     needs_validation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        raise_all(_range_problems(self.low, self.high, self.steps))
+        raise_all(range_problems(self.low, self.high, self.steps))
 
     def choose(self, problem: PrecisionProblem) -> Choice:
         if self.family == "parameter":
             return _each_weight(problem, "evidence", self.steps, 1e-6, self.low, self.high)
         ties = tied(problem, self.family)
-        start = _inside(problem.start, self.low, self.high).log()
-        initial = _mean_by(start, ties)
+        start = inside(problem.start, self.low, self.high).log()
+        initial = mean_by(start, ties)
         free = torch.ones(len(initial), dtype=torch.bool)
         notes: list[str] = []
         bounds = math.log(self.low), math.log(self.high)
@@ -186,7 +186,7 @@ class Evidence:
             stuck = free & ((logs < bounds[0] + 1e-3) | (logs > bounds[1] - 1e-3))
             if not bool(stuck.any()):
                 break
-            notes.append(_at_bound("evidence", problem, stuck[ties]))
+            notes.append(at_bound("evidence", problem, stuck[ties]))
             free &= ~stuck
             if not bool(free.any()):
                 logs = initial
@@ -219,7 +219,7 @@ class FixedPoint:
     needs_validation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        problems = _range_problems(self.low, self.high, self.steps)
+        problems = range_problems(self.low, self.high, self.steps)
         if not 0 < self.tolerance < 1:
             problems.append(
                 f"hyper.tolerance={self.tolerance} is no change of a logarithm. It must be between 0 and 1."
@@ -230,7 +230,7 @@ class FixedPoint:
         if self.family == "parameter":
             return _each_weight(problem, "fixed_point", self.steps, self.tolerance, self.low, self.high)
         ties = tied(problem, self.family)
-        initial = _mean_by(_inside(problem.start, self.low, self.high).log(), ties).exp()
+        initial = mean_by(inside(problem.start, self.low, self.high).log(), ties).exp()
         precisions, free = initial.clone(), torch.ones(len(initial), dtype=torch.bool)
         notes: list[str] = []
         change, iteration = math.inf, 0
@@ -243,7 +243,7 @@ class FixedPoint:
                 return Choice(initial[ties], {"hyper_status": "diverged", "hyper_iterations": iteration}, (note,))
             stuck = free & ((moved <= self.low) | (moved >= self.high))
             if bool(stuck.any()):
-                notes.append(_at_bound("fixed_point", problem, stuck[ties]))
+                notes.append(at_bound("fixed_point", problem, stuck[ties]))
                 free &= ~stuck
                 moved = torch.where(stuck, initial, moved)
             change = float((moved / precisions).log().abs().max())
@@ -267,7 +267,7 @@ class FixedPoint:
     @staticmethod
     def _terms(problem: PrecisionProblem, precisions: Tensor, ties: Tensor) -> tuple[Tensor, Tensor]:
         """Effective dimension and squared norm of each variable's weights, at precisions [T]."""
-        return _sum_by(problem.effective_dimensions(precisions), ties), _sum_by(problem.squares(precisions), ties)
+        return sum_by(problem.effective_dimensions(precisions), ties), sum_by(problem.squares(precisions), ties)
 
 
 def tied(problem: PrecisionProblem, family: Family) -> Tensor:
@@ -285,26 +285,28 @@ def tied(problem: PrecisionProblem, family: Family) -> Tensor:
 
 def _each_weight(problem: PrecisionProblem, rule: str, steps: int, tolerance: float, low: float, high: float) -> Choice:
     assert problem.diagonal is not None, "refused before the fit"
-    start = _inside(problem.start, low, high).repeat_interleave(torch.tensor(problem.sizes))
+    start = inside(problem.start, low, high).repeat_interleave(torch.tensor(problem.sizes))
     return Choice(*each_weight(rule, problem.diagonal, start, problem.squares, steps, tolerance, low, high))
 
 
-def _sum_by(values: Tensor, ties: Tensor) -> Tensor:
+def sum_by(values: Tensor, ties: Tensor) -> Tensor:
+    """Sums [G] of values [T] over the groups of each variable."""
     return torch.zeros(int(ties.max()) + 1, dtype=values.dtype).index_add(0, ties, values)
 
 
-def _mean_by(values: Tensor, ties: Tensor) -> Tensor:
-    return _sum_by(values, ties) / _sum_by(torch.ones_like(values), ties)
+def mean_by(values: Tensor, ties: Tensor) -> Tensor:
+    """Means [G] of values [T] over the groups of each variable."""
+    return sum_by(values, ties) / sum_by(torch.ones_like(values), ties)
 
 
-def _at_bound(rule: str, problem: PrecisionProblem, stuck: Tensor) -> str:
+def at_bound(rule: str, problem: PrecisionProblem, stuck: Tensor) -> str:
     """What is said of precisions that ran away, `stuck` [T]."""
     some = ", ".join(n for n, s in zip(problem.names, stuck.tolist(), strict=True) if s)
     which = "all weights" if bool(stuck.all()) else some
     return f"hyper={rule}: the precision of {which} ran to a bound and keeps its start value"
 
 
-def _range_problems(low: float, high: float, steps: int) -> list[str]:
+def range_problems(low: float, high: float, steps: int) -> list[str]:
     """What is wrong with the bounds and the length of a search."""
     problems = []
     if not 0 < 4 * low <= high < math.inf:
@@ -314,7 +316,7 @@ def _range_problems(low: float, high: float, steps: int) -> list[str]:
     return problems
 
 
-def _inside(start: Tensor, low: float, high: float) -> Tensor:
+def inside(start: Tensor, low: float, high: float) -> Tensor:
     """Start values well inside the bounds, where a gradient or a step can still move them; 1 for a prior of 0."""
-    inside = low * 2, max(low * 2, high / 2)
-    return torch.where(start > 0, start, torch.ones_like(start)).clamp(*inside)
+    bounds = low * 2, max(low * 2, high / 2)
+    return torch.where(start > 0, start, torch.ones_like(start)).clamp(*bounds)
