@@ -65,8 +65,8 @@ class EM:
             logs, state = self._climb(search, initial, free)
             if state == "diverged":
                 note = "hyper=em: a precision became NaN; every precision keeps its start value"
-                report = {"hyper_status": "diverged", "hyper_iterations": search.count}
-                return Choice(initial.exp()[ties], report, (note,))
+                failed = {"hyper_status": "diverged", "hyper_iterations": search.count}
+                return Choice(initial.exp()[ties], failed, (note,))
             stuck = free & ((logs <= math.log(self.low)) | (logs >= math.log(self.high)))
             if not bool(stuck.any()):
                 break
