@@ -21,6 +21,7 @@ from bnn_runner.linearised.blocks import (
     DiagonalBlock,
     FullBlock,
     KroneckerBlock,
+    few_at_once,
     one_position,
 )
 from bnn_runner.linearised.factors import Factored, TensorJacobian
@@ -31,11 +32,13 @@ from bnn_runner.linearised.patches import Patches
 Pass = Callable[[], Iterator[BatchJacobians]]
 Sharing = Literal["expand", "reduce"]
 MAX_BLOCK_BYTES = 4 * 2**30
-CACHED_FLOATS = 1_000_000
 
 
 def fit_diagonal(jacobians: Jacobians, batches: Pass) -> BlockCurvature:
-    """The diagonal of the curvature, H_jj = Σ_n Σ_c (Rᵀ J)²_cj, exact. Cost: a batch of dense Jacobians each."""
+    """The diagonal of the curvature, H_jj = Σ_n Σ_c (Rᵀ J)²_cj, exact.
+
+    A layer's dense Jacobian is made a few points at a time.
+    """
     sums: dict[str, Tensor] = {}
     for batch in batches():
         for name, j in batch.tensors.items():
@@ -50,12 +53,9 @@ def squares(jacobian: TensorJacobian) -> Tensor:
         a, g = pair
         return (g.square().sum(1).T @ a.square()).reshape(-1)
     if isinstance(jacobian, Factored):
-        # A few points at once: their dense Jacobian is squared and summed while it is in the caches.
-        inputs, points = jacobian.inputs, max(1, CACHED_FLOATS // (jacobian.size * jacobian.grads.shape[1]))
-        parts = zip(inputs.split(points), jacobian.grads.split(points), strict=True)
-        total = inputs.new_zeros(jacobian.size)
-        for a, g in parts:
-            total += Factored(a, g).dense().square_().sum((0, 1))
+        total = jacobian.grads.new_zeros(jacobian.size)
+        for piece in few_at_once(jacobian):
+            total += piece.dense().square_().sum((0, 1))
         return total
     return jacobian.dense().square().sum((0, 1))
 
@@ -120,7 +120,7 @@ def fit_kfac(
     for group in groups:
         name = group.name
         if name in factors_a:
-            values_a, vectors_a = eigh(factors_a[name] / counts[name], f"{name} (input factor)", repairs)
+            values_a, vectors_a = eigh(factors_a.pop(name).div_(counts[name]), f"{name} (input factor)", repairs)
             values_g, vectors_g = eigh(factors_g[name], f"{name} (output factor)", repairs)
             blocks.append(KroneckerBlock(vectors_a, vectors_g, torch.outer(values_g, values_a).reshape(-1)))
         elif name in biases and _weight_of(group) in factors_g:
@@ -139,7 +139,7 @@ def fit_ekfac(
 
     In the basis Q each block is Q diag(s) Qᵀ with s_i = Σ_n Σ_c (Rᵀ J Q)²_ci, the diagonal of the
     exact block there: of all matrices with these eigenvectors the nearest to it in Frobenius norm.
-    Cost: a second pass over the data, with dense Jacobians where a layer has several positions.
+    Cost: a second pass over the data, with a few points' dense Jacobians where a layer has several positions.
     """
     kfac = fit_kfac(jacobians, batches, repairs, sharing, joint_bias)
     sums: dict[str, Tensor] = {}

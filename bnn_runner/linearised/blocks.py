@@ -6,14 +6,14 @@ O(P), and with a precision λ it is a Gaussian N(0, (H_g + λI)⁻¹).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bnn_runner.linearised.factors import Factored, TensorJacobian
+from bnn_runner.linearised.factors import FLOATS_CACHED, Factored, TensorJacobian
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import BatchJacobians
 from bnn_runner.streams import generator
@@ -50,6 +50,13 @@ class Block(Protocol):
 def outer(half: Tensor) -> Tensor:
     """[B, C, P] to [B, C, C], a product over P at each point."""
     return half @ half.mT
+
+
+def few_at_once(jacobian: Factored) -> Iterator[Factored]:
+    """The Jacobian a few points at a time, so that the dense form of each piece stays small."""
+    points = max(1, FLOATS_CACHED // (jacobian.size * jacobian.grads.shape[1]))
+    for a, g in zip(jacobian.inputs.split(points), jacobian.grads.split(points), strict=True):
+        yield Factored(a, g)
 
 
 def one_position(jacobian: TensorJacobian) -> tuple[Tensor, Tensor] | None:
@@ -89,6 +96,8 @@ class DiagonalBlock:
             a, g = pair
             variance = (self.diagonal + precision).reciprocal().to(a).reshape(g.shape[-1], -1)
             return _weighted(g, a.square() @ variance.T)
+        if isinstance(jacobian, Factored):
+            return torch.cat([outer(self.half(piece, precision)) for piece in few_at_once(jacobian)])
         return outer(self.half(jacobian, precision))
 
 
@@ -135,7 +144,8 @@ class KroneckerBlock:
             rotated = self.rotated(jacobian)
             a, g = rotated.inputs[..., 0], rotated.grads[..., 0]
             return _weighted(g, a.square() @ self._scale(precision).square().to(a).T)
-        return outer(self.half(jacobian, precision))
+        assert isinstance(jacobian, Factored), "a Kronecker block belongs to a weight matrix"
+        return torch.cat([outer(self.half(piece, precision)) for piece in few_at_once(jacobian)])
 
 
 @dataclass(frozen=True)

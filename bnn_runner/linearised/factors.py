@@ -15,6 +15,9 @@ from bnn_runner.linearised.patches import Patches
 FLOATS_AT_ONCE = 8_000_000
 """Numbers in one intermediate array: more would not fit the caches, and fresh memory costs more than the arithmetic."""
 
+FLOATS_CACHED = 1_000_000
+"""Numbers in an array that is made only to be summed at once."""
+
 
 def forms_dense(positions: int, outputs: int, inputs: int, directions: int, draws: int) -> bool:
     """Whether moving `draws` through the dense Jacobian of a weight needs less work than through its activations."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from bnn_runner.base import Likelihood, Moments, Network
 from bnn_runner.linearised.algebra import wide
+from bnn_runner.linearised.blocks import BlockGaussian
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.posteriors import NetworkDraws
 from bnn_runner.tasks import Split
@@ -197,8 +198,11 @@ class LinearisedLaplace:
     def moments(self, x: Tensor) -> Moments:
         """Mean f(x, w*) [B, K] and covariance J Σ Jᵀ [B, K, K] of the outputs."""
         means, covariances = [], []
+        # Blocks make the dense Jacobian of a layer a few points at a time; the others need it of the whole batch.
+        use: Literal["any", "factors"] = "factors" if isinstance(self.gaussian, BlockGaussian) else "any"
         with torch.no_grad():
-            for piece in x.split(self.jacobians.batch_size(int(self.jacobians.network(x[:1]).shape[-1]))):
+            num_outputs = int(self.jacobians.network(x[:1]).shape[-1])
+            for piece in x.split(self.jacobians.batch_size(num_outputs, use=use)):
                 batch = self.jacobians(piece)
                 means.append(batch.outputs)
                 covariances.append(self.gaussian.covariance(batch).to(batch.outputs))

@@ -41,12 +41,12 @@ class Fit:
             return fit_full(self.jacobians, self.batches(), rows, self.repairs)
         if structure == "block":
             return fit_layers(self.jacobians, self.batches, self.repairs)
+        batches = partial(self.batches, use="factors")
         if structure == "diag":
-            return fit_diagonal(self.jacobians, self.batches)
+            return fit_diagonal(self.jacobians, batches)
         if structure == "kfac":
-            batches = partial(self.batches, use="factors")
             return fit_kfac(self.jacobians, batches, self.repairs, self.sharing, self.joint_bias)
-        return fit_ekfac(self.jacobians, self.batches, self.repairs, self.sharing, self.joint_bias)
+        return fit_ekfac(self.jacobians, batches, self.repairs, self.sharing, self.joint_bias)
 
     def batches(self, use: Literal["any", "factors"] = "any") -> Iterator[BatchJacobians]:
         """One pass: Jacobians of Rᵀ f, batch after batch, as many points at once as their use (see there) allows."""

@@ -1,0 +1,105 @@
+"""The memory that posteriors may take at once: a budget for the run, and what happens where it is not there.
+
+Chunks are sized so that a batch stays within the budget; matrices that do not fit it are refused
+before they are made, and large ones are told of. Where memory runs out all the same, chunks are
+halved and the work is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from bnn_runner.errors import RunFailed
+
+_T = TypeVar("_T")
+
+LARGEST_BYTES = 4 * 2**30
+"""What matrices of one fit may take together where no budget is set."""
+
+TOLD_BYTES = 2**29
+"""Allocations from this size on are told of before they are made."""
+
+
+def _say_nothing(text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """`gigabytes` (GiB) for a posterior's own arrays; None where the user set none. `say` tells a line to them."""
+
+    gigabytes: float | None = None
+    say: Callable[[str], None] = _say_nothing
+
+    @property
+    def most_bytes(self) -> int:
+        """What matrices of one fit may take together."""
+        return LARGEST_BYTES if self.gigabytes is None else int(self.gigabytes * 2**30)
+
+    def floats(self, most: int, share: float) -> int:
+        """Numbers (of 4 bytes) in a chunk: `most`, or fewer where `share` of the budget is less than that."""
+        return most if self.gigabytes is None else max(1, min(most, int(share * self.most_bytes / 4)))
+
+    def reserve(self, what: str, needed: int, advice: str) -> None:
+        """Tell of a large allocation of `needed` bytes before it is made.
+
+        Raises `RunFailed`, which gives the `advice`, where it is more than the budget.
+        """
+        size = f"{needed / 2**30:.2g} GiB" if needed < 10 * 2**30 else f"{needed / 2**30:,.0f} GiB"
+        if needed > self.most_bytes:
+            limit = f"memory_gb={self.gigabytes:g}" if self.gigabytes is not None else "without memory_gb=..."
+            raise RunFailed(
+                f"{what} needs about {size}. At most {self.most_bytes / 2**30:g} GiB are used ({limit}). {advice}"
+            )
+        if needed >= TOLD_BYTES:
+            self.say(f"memory   {what}: about {size}")
+
+
+_budget: ContextVar[MemoryBudget] = ContextVar("memory budget", default=MemoryBudget())
+
+
+def budget() -> MemoryBudget:
+    """The budget in force."""
+    return _budget.get()
+
+
+@contextmanager
+def memory_budget(gigabytes: float | None, say: Callable[[str], None] = _say_nothing) -> Iterator[None]:
+    """`gigabytes` are the budget while the block runs."""
+    token = _budget.set(MemoryBudget(gigabytes, say))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether this is what torch or Python raise when memory runs out, on any device."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def halving(work: Callable[[], _T], halve: Callable[[], bool]) -> _T:
+    """`work()`; where memory runs out it starts again from its beginning after `halve()`, while that can be done."""
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            told = str(error)
+        if not halve():  # outside the handler: a caught error holds what was allocated below it
+            raise RunFailed(
+                "memory runs out even with one point at a time "
+                f"({' '.join(told.split())[:120] or 'no more is said'}). Take method.structure=diag, "
+                "method.weights=last_layer, or a machine with more memory."
+            )
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
