@@ -17,6 +17,7 @@ from torch import Tensor
 from bnn_runner.base import Centred, ClosedForm, Draws, Posterior, Predictive
 from bnn_runner.calibration import closed_form_log_probs, wide
 from bnn_runner.errors import RunFailed, UserError, raise_all
+from bnn_runner.memory import TooLarge, budget, out_of_memory
 from bnn_runner.predictives import gaussian_log_prob, variances
 from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 from bnn_runner.streams import generator
@@ -162,8 +163,9 @@ def _score_draws(
     weights = torch.softmax(log_weights, 0)
     check_frozen(draws, task.test)
     tallies = {name: _tally(task, posterior, split, size, weights) for name, split in splits.items()}
-    chunk = max(1, min(size, DRAW_FLOATS // max(draws.floats_per_draw, 1)))
-    chunk = max(1, min(chunk, OUTPUT_FLOATS // (batch_size * task.spec.num_outputs)))
+    held, shown = min(DRAW_FLOATS, budget().floats(0.25)), min(OUTPUT_FLOATS, budget().floats(0.05))
+    chunk = max(1, min(size, int(held // max(draws.floats_per_draw, 1))))
+    chunk = max(1, min(chunk, int(shown // (batch_size * task.spec.num_outputs))))
     per_chunk = sum(-(-len(split) // batch_size) for split in splits.values())
     done, total = 0, per_chunk * -(-size // chunk)
     for first in range(0, size, chunk):
@@ -216,8 +218,8 @@ def outputs_within_memory(draws: Draws, x: Tensor) -> Tensor:
     """`draws(x)` [S, B, K]; when the accelerator's memory does not hold it, in halves (draws first, then points)."""
     try:
         return draws(x)
-    except torch.OutOfMemoryError:
-        if len(draws) == 1 and len(x) == 1:
+    except Exception as error:
+        if not out_of_memory(error) or (len(draws) == 1 and len(x) == 1):
             raise
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -328,7 +330,11 @@ def _gaussian_joint(task: Task, posterior: Posterior, batch_size: int) -> tuple[
     centre, noise = cast(_MeanVariance, posterior.likelihood).mean_variance(means)
     if centre.shape != means.shape:
         return None, ("no exact Gaussian joint: the likelihood's mean is not the network's output",)
-    covariance = _wide(posterior.joint_covariance(task.test)) + torch.diag(noise.expand(means.shape).squeeze(-1))
+    try:
+        outputs = _wide(posterior.joint_covariance(task.test))
+    except TooLarge as error:
+        return None, (f"no exact Gaussian joint: {error}",)
+    covariance = outputs + torch.diag(noise.expand(means.shape).squeeze(-1))
     shift, scale = task.target_mean.cpu().double(), task.target_scale.cpu().double()
     mean = (shift + scale * means.cpu().double()).squeeze(-1)
     return GaussianJoint(mean, scale.square() * covariance.cpu().double()), ()

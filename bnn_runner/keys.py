@@ -24,6 +24,7 @@ NEVER = (
     "cache_dir",
     "data_dir",
     "time_limit",
+    "memory_gb",
     "force",
     "plan_only",
     "retry_failed",

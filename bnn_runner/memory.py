@@ -7,6 +7,7 @@ halved and the work is done again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,10 @@ TOLD_BYTES = 2**29
 """Allocations from this size on are told of before they are made."""
 
 
+class TooLarge(RunFailed):
+    """What is asked for would take more memory than the budget."""
+
+
 def _say_nothing(text: str) -> None:
     pass
 
@@ -42,26 +47,27 @@ class MemoryBudget:
         """What matrices of one fit may take together."""
         return LARGEST_BYTES if self.gigabytes is None else int(self.gigabytes * 2**30)
 
-    def floats(self, most: int, share: float) -> int:
-        """Numbers (of 4 bytes) in a chunk: `most`, or fewer where `share` of the budget is less than that."""
-        return most if self.gigabytes is None else max(1, min(most, int(share * self.most_bytes / 4)))
+    def floats(self, share: float) -> float:
+        """Numbers (of 4 bytes) in a share of the budget; without end where none is set."""
+        return math.inf if self.gigabytes is None else share * self.most_bytes / 4
 
     def reserve(self, what: str, needed: int, advice: str) -> None:
         """Tell of a large allocation of `needed` bytes before it is made.
 
-        Raises `RunFailed`, which gives the `advice`, where it is more than the budget.
+        Raises `TooLarge`, which gives the `advice`, where it is more than the budget.
         """
         size = f"{needed / 2**30:.2g} GiB" if needed < 10 * 2**30 else f"{needed / 2**30:,.0f} GiB"
         if needed > self.most_bytes:
             limit = f"memory_gb={self.gigabytes:g}" if self.gigabytes is not None else "without memory_gb=..."
-            raise RunFailed(
+            raise TooLarge(
                 f"{what} needs about {size}. At most {self.most_bytes / 2**30:g} GiB are used ({limit}). {advice}"
             )
         if needed >= TOLD_BYTES:
             self.say(f"memory   {what}: about {size}")
 
 
-_budget: ContextVar[MemoryBudget] = ContextVar("memory budget", default=MemoryBudget())
+_UNLIMITED = MemoryBudget()
+_budget: ContextVar[MemoryBudget] = ContextVar("memory budget", default=_UNLIMITED)
 
 
 def budget() -> MemoryBudget:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -22,16 +23,23 @@ def evaluation_mode(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def true_float32() -> Iterator[None]:
-    """No TF32 and no autocast: posterior algebra means float32 where it says so. Flags are put back."""
+    """No TF32, no bfloat16 products and no autocast: float32 is float32 on every device. Flags are put back."""
     import torch
+    from torch import backends
 
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    # Each operation's own flag: `torch.set_float32_matmul_precision` and the older flags move several of them.
+    cudnn: Any = backends.cudnn
+    onednn: Any = backends.mkldnn
+    flags: list[Any] = [backends.cuda.matmul, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn]
+    found = [flag.fp32_precision for flag in flags]
+    for flag in flags:
+        flag.fp32_precision = "ieee"
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+        for flag, precision in zip(flags, found, strict=True):
+            flag.fp32_precision = precision
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.interrupts import stop_on_signals
 from bnn_runner.keys import RECIPE, digest, training_key
 from bnn_runner.lease import Lease
+from bnn_runner.memory import memory_budget
 from bnn_runner.preparation import acquire, prepare_data
 from bnn_runner.progress import Console
 from bnn_runner.provenance import Stages
@@ -73,6 +74,7 @@ def run_together(experiments: Sequence[Experiment], console: Console | None = No
     device = pick_device(settings.device)
     with ExitStack() as stack:
         threads = stack.enter_context(thread_count(settings.threads))
+        stack.enter_context(memory_budget(settings.memory_gb, console.say))
         stop = stack.enter_context(stop_on_signals())
         progress = console.progress()
         stack.callback(progress.close)

@@ -62,6 +62,7 @@ class Settings:
     output_dir: Path
     cache_dir: Path | None
     time_limit: float | Literal["auto"] | None
+    memory_gb: float | None
     force: bool
     plan_only: bool
     retry_failed: bool
@@ -83,6 +84,8 @@ class Settings:
             problems.append(f"threads={self.threads} cannot compute. It must be 1 or more, or null for all cores.")
         if isinstance(self.time_limit, float) and not self.time_limit >= 0:
             problems.append(f"time_limit={self.time_limit} is not a time. It is in minutes; null or 0 is none.")
+        if self.memory_gb is not None and not 0 < self.memory_gb < float("inf"):
+            problems.append(f"memory_gb={self.memory_gb} holds nothing. It is in GiB and above 0; null is no budget.")
         raise_all(problems)
 
     @property

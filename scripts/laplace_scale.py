@@ -157,8 +157,9 @@ def table(results: list[Result], threads: int) -> str:
         cells += [r.reason or f"{r.limit_mib:.0f}", f"{r.load:.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
     note = (
-        f"ResNet-18 on 32 x 32 images, N = {POINTS}, {TEST} predictions in batches of {BATCH}; torch {torch.__version__}, "
-        f"{threads} threads on {os.cpu_count()} cores; measured once each; load: of the whole machine at the end."
+        f"ResNet-18 on 32 x 32 images, N = {POINTS}, {TEST} predictions in batches of {BATCH}; torch "
+        f"{torch.__version__}, {threads} threads on {os.cpu_count()} cores; "
+        "measured once each; load: of the whole machine at the end."
     )
     return "\n".join([*lines, "", note])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,33 +50,48 @@ def checked(matrix: Tensor, name: str) -> Tensor:
 def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
     """Eigenvalues (ascending, negative ones set to 0) and eigenvectors of a positive semidefinite matrix.
 
-    Where the device's solver fails, the CPU's is tried; both counted. Rounding leaves small negative
+    Where the device's solver fails or has no memory, the CPU's is tried, and counted. Rounding leaves small negative
     eigenvalues, which are set to zero; one below −1e-5 of the largest, more than float32 sums explain, is counted.
+    Raises `RunFailed` where the CPU's fails too.
     """
     matrix = checked(wide(matrix), name)  # the solver reads the lower triangle alone: rounding above it is of no matter
-    try:
-        values, vectors = torch.linalg.eigh(matrix)
-        if not bool(torch.isfinite(vectors).all()):
-            raise torch.linalg.LinAlgError("the solver returned NaN")
-    except torch.linalg.LinAlgError:
-        repairs["eigh_on_cpu"] += 1
-        values, vectors = (t.to(matrix.device) for t in torch.linalg.eigh(matrix.cpu()))
+    values, vectors = _on_device_or_cpu(matrix, name, "eigh", repairs)
     if float(values[0]) < -1e-5 * max(float(values[-1]), 1e-300):
         repairs["negative_eigenvalue"] += 1
     return values.clamp_min(0), vectors
 
 
+def _on_device_or_cpu(matrix: Tensor, name: str, kind: Literal["eigh", "cholesky_ex"], repairs: Repairs) -> Any:
+    """Both results of `torch.linalg`'s function, on the matrix's device; made on the CPU where that fails."""
+    solve: Any = getattr(torch.linalg, kind)
+    try:
+        first, second = solve(matrix)
+        if kind == "cholesky_ex" or bool(torch.isfinite(second).all()):
+            return first, second
+    except RuntimeError:  # of the linear algebra, of the device's library, or of its memory
+        pass
+    repairs[f"{kind.removesuffix('_ex')}_on_cpu"] += 1
+    try:
+        return tuple(t.to(matrix.device) for t in solve(matrix.cpu()))
+    except torch.linalg.LinAlgError as error:
+        raise RunFailed(
+            f"the decomposition of {name} fails on the CPU too ({error}). Its entries may span too many orders of "
+            "magnitude. Raise the prior precision, or take method.structure=diag."
+        ) from error
+
+
 def cholesky(matrix: Tensor, name: str, repairs: Repairs) -> Tensor:
     """Lower Cholesky factor in float64, with jitter 1e-10, 1e-8, 1e-6 of the mean diagonal if it takes that.
+
+    Where the device's solver fails or has no memory, the CPU's is tried, and counted.
 
     Raises `RunFailed` with the smallest eigenvalue where even that does not help.
     """
     matrix = checked(wide(matrix), name)
     scale = matrix.diagonal().mean()
     for jitter in (0.0, 1e-10, 1e-8, 1e-6):
-        factor, info = torch.linalg.cholesky_ex(
-            matrix + jitter * scale * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-        )
+        moved = matrix + jitter * scale * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        factor, info = _on_device_or_cpu(moved, name, "cholesky_ex", repairs)
         if int(info) == 0:
             if jitter:
                 repairs[f"jitter_{jitter:g}"] += 1

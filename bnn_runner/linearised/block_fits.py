@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.errors import RunFailed
 from bnn_runner.linearised.algebra import Repairs, checked, eigh, gram, wide
 from bnn_runner.linearised.blocks import (
     Block,
@@ -28,10 +27,10 @@ from bnn_runner.linearised.factors import Factored, TensorJacobian
 from bnn_runner.linearised.groups import Group, each_layer, each_tensor, with_joint_biases
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.linearised.patches import Patches
+from bnn_runner.memory import budget
 
 Pass = Callable[[], Iterator[BatchJacobians]]
 Sharing = Literal["expand", "reduce"]
-MAX_BLOCK_BYTES = 4 * 2**30
 
 
 def fit_diagonal(jacobians: Jacobians, batches: Pass) -> BlockCurvature:
@@ -63,14 +62,12 @@ def squares(jacobian: TensorJacobian) -> Tensor:
 def fit_layers(jacobians: Jacobians, batches: Pass, repairs: Repairs) -> BlockCurvature:
     """The exact block of each layer (weight and bias together). Raises `RunFailed` where the blocks fit no memory."""
     groups, sizes = each_layer(jacobians.names), jacobians.sizes()
-    needed = sum(3 * 8 * g.size(sizes) ** 2 for g in groups)
-    if needed > MAX_BLOCK_BYTES:
-        widest = max(groups, key=lambda g: g.size(sizes))
-        raise RunFailed(
-            f"the blocks of {len(groups)} layers need about {needed / 2**30:.0f} GiB ({widest.name} alone has "
-            f"{widest.size(sizes):,} weights). At most {MAX_BLOCK_BYTES / 2**30:.0f} GiB are used. "
-            "Take method.structure=kfac, ekfac or diag."
-        )
+    widest = max(groups, key=lambda g: g.size(sizes))
+    budget().reserve(
+        f"a block for each of {len(groups)} layers ({widest.name} alone has {widest.size(sizes):,} weights)",
+        sum(3 * 8 * g.size(sizes) ** 2 for g in groups),
+        "Take method.structure=kfac, ekfac or diag.",
+    )
     sums: dict[str, Tensor] = {}
     for batch in batches():
         for group in groups:
@@ -96,6 +93,11 @@ def fit_kfac(
         groups = with_joint_biases(jacobians.names, paired)
     else:
         groups = each_tensor(jacobians.names)
+    budget().reserve(
+        f"Kronecker factors of {len(matrices)} weight matrices",
+        sum(_factor_bytes(jacobians.network.parameters[name]) for name in matrices),
+        "Take method.structure=diag, or method.weights=last_layer.",
+    )
     factors_a: dict[str, Tensor] = {}
     factors_g: dict[str, Tensor] = {}
     exact: dict[str, Tensor] = {}
@@ -163,6 +165,12 @@ def fit_ekfac(
             block = replace(block, values=checked(sums[group.name], group.name))
         blocks.append(block)
     return replace(kfac, blocks=tuple(blocks))
+
+
+def _factor_bytes(weight: Tensor) -> int:
+    """Both factors of a weight [o, ...], float64, with their eigenvectors."""
+    outputs, inputs = len(weight), weight[0].numel()
+    return 2 * 8 * (outputs**2 + inputs**2)
 
 
 def _weight_of(group: Group) -> str:

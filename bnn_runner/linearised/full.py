@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bnn_runner.errors import RunFailed
 from bnn_runner.linearised.algebra import Repairs, checked, cholesky, eigh, gram, log_det, wide
 from bnn_runner.linearised.blocks import outer
 from bnn_runner.linearised.groups import Group, each_tensor
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.memory import budget
 from bnn_runner.streams import generator
-
-MAX_BYTES = 4 * 2**30
 
 
 def side(num_parameters: int, num_rows: int) -> str:
@@ -174,13 +172,11 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
     """The exact GGN. Raises `RunFailed`, before anything is allocated, where it would not fit in memory."""
     sizes = jacobians.sizes()
     total = sum(sizes.values())
-    needed = bytes_needed(total, num_rows)
-    if needed > MAX_BYTES:
-        raise RunFailed(
-            f"the full curvature of {total:,} weights and {num_rows:,} output rows needs about "
-            f"{needed / 2**30:.0f} GiB. At most {MAX_BYTES / 2**30:.0f} GiB are used. "
-            "Take method.structure=kfac or diag, or method.weights=last_layer."
-        )
+    budget().reserve(
+        f"the full curvature of {total:,} weights and {num_rows:,} output rows",
+        bytes_needed(total, num_rows),
+        "Take method.structure=kfac or diag, or method.weights=last_layer.",
+    )
     dtype = jacobians.network.parameters[jacobians.names[0]].dtype
     if side(total, num_rows) == "primal":
         total_gram: Tensor | None = None

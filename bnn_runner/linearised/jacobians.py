@@ -28,15 +28,18 @@ from torch.func import functional_call, vmap
 from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed
 from bnn_runner.linearised.factors import FLOATS_AT_ONCE, Dense, Factored, Looked, TensorJacobian, entries, forms_dense
-from bnn_runner.linearised.patches import Patches, patches_of
+from bnn_runner.linearised.layer_forms import NORMS, by_position, has_structure, norm_jacobian, read_by
+from bnn_runner.memory import budget
 from bnn_runner.modes import evaluation_mode, plain_attention, true_float32
 from bnn_runner.streams import generator
 
 Root = Callable[[Tensor], Tensor]
 CHECKED_POINTS = 2
 """Points of the first batch at which the structured forms are compared with reverse-mode derivatives."""
-
-_NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+MOST_HALVINGS = 9
+"""After so many the largest batch is one point."""
+BATCH_SHARE = 0.5
+"""Of the memory budget, for all that a batch holds; matrices of the fit take the rest."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,11 @@ class Jacobians:
         self._plain: set[str] = set()
         self._positions: dict[str, int] = {}
         self._checked = False
+        self._halvings = 0
         for name in self.names:
             place, _, kind = name.rpartition(".")
             self._owners[name] = network.module.get_submodule(place)
-            if kind not in ("weight", "bias") or not _has_structure(self._owners[name]):
+            if kind not in ("weight", "bias") or not has_structure(self._owners[name]):
                 self._plain.add(name)
 
     def state(self) -> dict[str, Any]:
@@ -115,7 +119,7 @@ class Jacobians:
         owner = self._owners[name]
         if name in self._plain or isinstance(owner, nn.Embedding):
             return "general"
-        if isinstance(owner, _NORMS):
+        if isinstance(owner, NORMS):
             return "norm"
         return "matrix" if name.endswith("weight") else "bias"
 
@@ -143,16 +147,26 @@ class Jacobians:
         self(x[:CHECKED_POINTS])
 
     def batch_size(self, directions: int, largest: int = 512, use: Literal["any", "factors"] | int = "any") -> int:
-        """Points at once so that the largest array of a batch stays within `FLOATS_AT_ONCE`.
+        """Points at once: a batch's largest array is within `FLOATS_AT_ONCE`, all of it within its share of the budget.
 
         `use` says what is done with them: any (the dense Jacobian of a layer may be formed), factors
         (that of a factored one never is), or the number of draws that are moved through them.
         """
-        return max(1, min(largest, FLOATS_AT_ONCE // max(1, self._floats_per_point(directions, use))))
+        widest, held = self._floats_per_point(directions, use)
+        points = min(largest, FLOATS_AT_ONCE // widest, budget().floats(BATCH_SHARE) / held)
+        return max(1, int(points) >> self._halvings)
 
-    def _floats_per_point(self, directions: int, use: Literal["any", "factors"] | int) -> int:
-        """Numbers a point needs in the widest layer: its Jacobian (or its factors) and its patches."""
-        widest = 1
+    def halve(self) -> bool:
+        """Half as many points at once from now on; False where it is one point already."""
+        self._halvings += 1
+        return self._halvings <= MOST_HALVINGS
+
+    def _floats_per_point(self, directions: int, use: Literal["any", "factors"] | int) -> tuple[int, int]:
+        """Numbers a point needs in the widest layer (its Jacobian or its factors, its patches), and in all together.
+
+        The derivatives of every layer's output live at once, and as many again while they are put together.
+        """
+        widest, held = 1, 0
         for name in self.names:
             size, positions = self.network.parameters[name].numel(), self._positions.get(name, 0)
             rule = self.rule(name)
@@ -164,9 +178,10 @@ class Jacobians:
                     dense = forms_dense(positions, outputs, inputs, directions, use)
                 widest = max(widest, directions * outputs * positions, inputs * positions)
                 widest = max(widest, directions * size) if dense else widest
+                held += (2 * directions + 2) * outputs * positions
             else:
                 widest = max(widest, directions * size * max(positions, 1))
-        return widest
+        return widest, held + 2 * widest
 
     def __call__(self, x: Tensor, root: Root | None = None) -> BatchJacobians:
         """Jacobians at x [B, ...] of the K outputs, or of Rᵀ outputs with R = root(outputs) [B, K, C]."""
@@ -277,9 +292,9 @@ class Jacobians:
 
     def _tensor(self, name: str, calls: list[_Visit], grads: list[Tensor]) -> TensorJacobian:
         owner, kind = self._owners[name], name.rpartition(".")[2]
-        if isinstance(owner, _NORMS):
+        if isinstance(owner, NORMS):
             parts = [
-                _norm_jacobian(owner, kind, v.inputs, g, self._buffers_of(name))
+                norm_jacobian(owner, kind, v.inputs, g, self._buffers_of(name))
                 for v, g in zip(calls, grads, strict=True)
             ]
             self._positions[name] = 1
@@ -289,11 +304,11 @@ class Jacobians:
             rows = torch.cat([g.flatten(2, -2) for g in grads], dim=2)
             return Looked(ids, rows, owner.num_embeddings)
         if kind == "bias":
-            sums = [_by_position(owner, g) for g in grads]
+            sums = [by_position(owner, g) for g in grads]
             self._positions[name] = sum(g.shape[-1] for g in sums)
             parts = [g.sum(-1) for g in sums]
             return Dense(sum(parts[1:], parts[0]))
-        pairs = [Factored(_read(owner, v.inputs), _by_position(owner, g)) for v, g in zip(calls, grads, strict=True)]
+        pairs = [Factored(read_by(owner, v.inputs), by_position(owner, g)) for v, g in zip(calls, grads, strict=True)]
         self._positions[name] = sum(j.read.shape[-1] for j in pairs)
         if len(pairs) == 1:
             return pairs[0]
@@ -332,16 +347,6 @@ def _size(values: Tensor) -> float:
     return float(values.detach().norm())
 
 
-def _has_structure(owner: nn.Module) -> bool:
-    """Whether this is a layer whose Jacobian has a form of its own (as its class says; the first batch checks it)."""
-    if isinstance(owner, nn.Conv2d):
-        return owner.groups == 1 and owner.padding_mode == "zeros"
-    if isinstance(owner, nn.Embedding):
-        plain = owner.padding_idx is None and owner.max_norm is None
-        return plain and not owner.scale_grad_by_freq and not owner.sparse
-    return isinstance(owner, (nn.Linear, *_NORMS))
-
-
 def _recorder(visits: dict[nn.Module, list[_Visit]]) -> Callable[..., Tensor]:
     def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if not inputs:  # called by keyword: the check finds that this call is missing
@@ -353,33 +358,3 @@ def _recorder(visits: dict[nn.Module, list[_Visit]]) -> Callable[..., Tensor]:
         return output.clone()
 
     return record
-
-
-def _read(owner: nn.Module, inputs: Tensor) -> Tensor | Patches:
-    """What a linear or convolution layer reads at each position, [B, d, T]."""
-    if isinstance(owner, nn.Conv2d):
-        return patches_of(owner, inputs)
-    return inputs.reshape(len(inputs), -1, inputs.shape[-1]).mT
-
-
-def _by_position(owner: nn.Module, grads: Tensor) -> Tensor:
-    """Derivatives [B, C, o, T] with respect to the output of a linear or convolution layer."""
-    if isinstance(owner, nn.Conv2d):
-        return grads.flatten(3)
-    return grads.reshape(*grads.shape[:2], -1, grads.shape[-1]).mT
-
-
-def _norm_jacobian(owner: nn.Module, kind: str, inputs: Tensor, grads: Tensor, buffers: dict[str, Tensor]) -> Tensor:
-    """Jacobian [B, C, P_t] of a norm layer's scale or shift."""
-    if kind == "weight":
-        shape = {n: p.shape for n, p in owner.named_parameters()}
-        unit = {"weight": inputs.new_ones(shape["weight"])}
-        if "bias" in shape:
-            unit["bias"] = inputs.new_zeros(shape["bias"])
-        with evaluation_mode(owner):
-            grads = grads * functional_call(owner, unit | buffers, (inputs,)).detach().unsqueeze(1)
-    if isinstance(owner, nn.LayerNorm):
-        keep = len(owner.normalized_shape)
-        middle = range(2, grads.dim() - keep)
-        return (grads.sum(tuple(middle)) if len(middle) else grads).flatten(2)
-    return grads.flatten(3).sum(-1) if grads.dim() > 3 else grads

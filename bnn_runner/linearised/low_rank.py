@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_runner.errors import RunFailed
 from bnn_runner.linearised.algebra import Repairs, checked, eigh, wide
 from bnn_runner.linearised.block_fits import Pass
-from bnn_runner.linearised.full import MAX_BYTES, FullCurvature, FullGaussian, bytes_needed, fit_full
+from bnn_runner.linearised.full import FullCurvature, FullGaussian, bytes_needed, fit_full
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.memory import LARGEST_BYTES, budget
 from bnn_runner.streams import generator
 
 EXACT_UP_TO = 3000
@@ -100,19 +100,18 @@ def fit_low_rank(jacobians: Jacobians, batches: Pass, num_rows: int, rank: int, 
     total = sum(jacobians.sizes().values())
     most = min(total, num_rows)
     rank = min(rank, most)
-    if most <= EXACT_UP_TO and bytes_needed(total, num_rows) < MAX_BYTES:
+    if most <= EXACT_UP_TO and bytes_needed(total, num_rows) < LARGEST_BYTES:
         full = fit_full(jacobians, batches(), num_rows, repairs)
         values, vectors = full.isotropic_eigen()
         kept, rows = values[-rank:], vectors[:, -rank:].T
         inner = _rows(jacobians, rows * kept.sqrt().unsqueeze(1), repairs)
         return LowRankCurvature(inner, float(values.sum()), most, 0)
     width = min(most, rank + OVERSAMPLED)
-    needed = 4 * 8 * width * total
-    if needed > MAX_BYTES:
-        raise RunFailed(
-            f"{rank} eigenvectors of {total:,} weights need about {needed / 2**30:.0f} GiB while they are found. "
-            f"At most {MAX_BYTES / 2**30:.0f} GiB are used. Lower method.rank, or take method.structure=kfac or diag."
-        )
+    budget().reserve(
+        f"the search for {rank} eigenvectors of {total:,} weights",
+        4 * 8 * width * total,
+        "Lower method.rank, or take method.structure=kfac or diag.",
+    )
     device = jacobians.network.parameters[jacobians.names[0]].device
     start = torch.randn(total, width, generator=generator(0, "low rank"), dtype=torch.float64)
     directions = torch.linalg.qr(start).Q.to(device)

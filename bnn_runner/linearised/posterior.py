@@ -16,6 +16,8 @@ from bnn_runner.base import Likelihood, Moments, Network
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.blocks import BlockGaussian
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.memory import budget, halving
+from bnn_runner.modes import true_float32
 from bnn_runner.posteriors import NetworkDraws
 from bnn_runner.tasks import Split
 
@@ -75,7 +77,7 @@ class LinearisedDraws:
         """[S, B, K]. Cost: K backward passes for each batch, whatever S is, and S·P·B·K multiplications at most."""
         deltas = self._deltas()
         parts = []
-        with torch.no_grad():
+        with torch.no_grad(), true_float32():
             for piece in x.split(self.jacobians.batch_size(self._num_outputs(x), use=len(self))):
                 batch = self.jacobians(piece)
                 moved = batch.outputs.unsqueeze(-1).repeat(1, 1, len(self))  # [B, K, S]
@@ -197,6 +199,10 @@ class LinearisedLaplace:
 
     def moments(self, x: Tensor) -> Moments:
         """Mean f(x, w*) [B, K] and covariance J Σ Jᵀ [B, K, K] of the outputs."""
+        with true_float32():
+            return halving(lambda: self._moments(x), self.jacobians.halve)
+
+    def _moments(self, x: Tensor) -> Moments:
         means, covariances = [], []
         # Blocks make the dense Jacobian of a layer a few points at a time; the others need it of the whole batch.
         use: Literal["any", "factors"] = "factors" if isinstance(self.gaussian, BlockGaussian) else "any"
@@ -209,9 +215,19 @@ class LinearisedLaplace:
         return Moments(torch.cat(means), torch.cat(covariances))
 
     def joint_covariance(self, split: Split) -> Tensor:
-        """Covariance [N·K, N·K] of the outputs at all points, float64. Memory N·K·P floats."""
-        rows = []
-        with torch.no_grad():
+        """Covariance [N·K, N·K] of the outputs at all points, float64. Memory N·K·P floats.
+
+        Raises `RunFailed` where that is more than the memory budget.
+        """
+        rows: list[Tensor] = []
+        weights = sum(self.jacobians.sizes().values())
+        outputs = len(split) * self.centre(split.gather(torch.arange(1))[0]).shape[-1]
+        budget().reserve(
+            f"the joint covariance of {outputs:,} outputs over {weights:,} weights",
+            2 * 8 * outputs * weights,
+            "Take fewer test points (data.test_size), or method.weights=last_layer.",
+        )
+        with torch.no_grad(), true_float32():
             for x, _ in split.batches(64):
                 half = wide(self.gaussian.half(self.jacobians(x)))  # [B, K, R]
                 rows.append(half.flatten(0, 1))

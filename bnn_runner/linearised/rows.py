@@ -19,6 +19,7 @@ from bnn_runner.base import Likelihood, Network
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.block_fits import squares
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.memory import budget
 from bnn_runner.posterior_store import CannotBeSaved
 from bnn_runner.streams import generator
 from bnn_runner.tasks import Split, Task
@@ -116,7 +117,7 @@ class TrainingRows:
 
     @property
     def keeps(self) -> bool:
-        return 8 * len(self) * self.columns * self.size <= KEPT_BYTES
+        return 8 * len(self) * self.columns * self.size <= min(KEPT_BYTES, budget().most_bytes // 4)
 
     @property
     def size(self) -> int:

@@ -15,6 +15,7 @@ from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.linearised.low_rank import LowRankCurvature, fit_low_rank
 from bnn_runner.linearised.output_curvature import OutputCurvature
+from bnn_runner.memory import halving
 from bnn_runner.tasks import Task
 
 Structure = Literal["full", "block", "kfac", "ekfac", "diag", "low_rank"]
@@ -34,6 +35,15 @@ class Fit:
     rank: int = 0
 
     def __call__(self, structure: Structure) -> BlockCurvature | FullCurvature | LowRankCurvature:
+        """Where memory runs out, the fit starts again with half as many points at once; how often is counted."""
+
+        def halve() -> bool:
+            self.repairs["out_of_memory_halved"] += 1
+            return self.jacobians.halve()
+
+        return halving(lambda: self._fit(structure), halve)
+
+    def _fit(self, structure: Structure) -> BlockCurvature | FullCurvature | LowRankCurvature:
         if structure in ("full", "low_rank"):
             rows = len(self.task.train) * self.output_curvature.columns(self.task, self.jacobians.network)
             if structure == "low_rank":

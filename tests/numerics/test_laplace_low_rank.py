@@ -13,6 +13,7 @@ from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.hyper import Evidence, Fixed
 from bnn_runner.linearised import low_rank
+from bnn_runner.memory import memory_budget
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.cnn import CNN
 from tests.numerics.small_problems import context, make_network, make_task
@@ -112,8 +113,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             Laplace(**changes)
     task, network = small("classification")
     monkeypatch.setattr(low_rank, "EXACT_UP_TO", 0)
-    monkeypatch.setattr(low_rank, "MAX_BYTES", 10_000)
-    with pytest.raises(RunFailed, match=r"method\.rank"):
+    with memory_budget(1e-5), pytest.raises(RunFailed, match=r"method\.rank"):
         Laplace(structure="low_rank").fit(task, [network], context())
     problems = Laplace(structure="low_rank").problems(task.spec, Evidence(family="g"))  # type: ignore[arg-type]
     assert any("low_rank" in problem for problem in problems)
