@@ -58,7 +58,7 @@ class MemoryBudget:
         """
         size = f"{needed / 2**30:.2g} GiB" if needed < 10 * 2**30 else f"{needed / 2**30:,.0f} GiB"
         if needed > self.most_bytes:
-            limit = f"memory_gb={self.gigabytes:g}" if self.gigabytes is not None else "without memory_gb=..."
+            limit = f"memory_gb={self.gigabytes:g}" if self.gigabytes is not None else "memory_gb=NUMBER allows more"
             raise TooLarge(
                 f"{what} needs about {size}. At most {self.most_bytes / 2**30:g} GiB are used ({limit}). {advice}"
             )
