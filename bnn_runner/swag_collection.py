@@ -51,9 +51,9 @@ class PathMoments:
             self.mean, self.squares = torch.zeros_like(flat), torch.zeros_like(flat)
         self.count += 1
         before = flat - self.mean
-        self.mean += before / self.count
-        after = flat - self.mean
-        self.squares += before * after
+        self.mean.add_(before, alpha=1 / self.count)
+        after = flat.sub_(self.mean)  # in place where it can be: fresh memory costs more than the sums
+        self.squares.addcmul_(before, after)
         if self.rank:
             self.deviations = [*self.deviations, after][-self.rank :]
 

@@ -17,17 +17,26 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.func import functional_call
 
+from bnn_runner.base import Network
 from bnn_runner.cells import table_text
 from bnn_runner.likelihoods import NoiseRule
+from bnn_runner.mcmc.chains import ChainBatches
+from bnn_runner.mcmc.dynamics import ChainState, langevin
+from bnn_runner.mcmc.hamiltonian import Point, leapfrog
+from bnn_runner.mcmc.noise import ChainNoise
+from bnn_runner.mcmc.target import LogPosterior
 from bnn_runner.methods.bbb import BBB
 from bnn_runner.models.mlp import MLP
+from bnn_runner.modes import evaluation_mode
 from bnn_runner.priors import Isotropic
 from bnn_runner.schedules import Schedule
 from bnn_runner.storage import write_text
@@ -37,6 +46,7 @@ from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
 from bnn_runner.variational.fit import training_mode
 
+CPU = torch.device("cpu")
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
@@ -75,7 +85,7 @@ def _mnist_sized() -> tuple[Task, Group]:
     schedule = Schedule(epochs=1000, batch_size=128, lr=1e-3)
     model = MLP(hidden=(400, 400), activation="relu")
     recipe = Recipe(model, schedule, Isotropic(1.0), NoiseRule())
-    return task, Group(recipe, [Lane(task, 0)], torch.device("cpu"))
+    return task, Group(recipe, [Lane(task, 0)], CPU)
 
 
 def _bbb(method: BBB) -> Callable[[], object]:
@@ -109,11 +119,108 @@ def _swag_epoch() -> Iterator[Pair]:
         yield epoch, steps
 
 
+def _small_task(num_train: int, seed: int) -> Task:
+    """A regression of the size of UCI boston: 13 inputs."""
+    g = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(num_train, 13, generator=g), torch.randn(num_train, 1, generator=g)
+    train = Split(x, y, torch.arange(num_train))
+    few = train.subset(torch.arange(10))
+    spec = TaskSpec("random", "regression", (13,), 1, 0.0)
+    return Task(spec, train, few, few, {}, "random", torch.zeros(1), torch.ones(1))
+
+
+def _small_networks(count: int) -> tuple[Task, list[Network]]:
+    """`count` untrained networks 13-50-1 of one task of 455 points."""
+    task = _small_task(455, 0)
+    recipe = Recipe(MLP(hidden=(50,)), Schedule(epochs=1000, batch_size=32), Isotropic(1.0), NoiseRule())
+    group = Group(recipe, [Lane(task, i) for i in range(count)], CPU)
+    return task, [group.network(i) for i in range(count)]
+
+
+@contextmanager
+def _sgld_chains() -> Iterator[Pair]:
+    """Twenty steps of 8 SGLD chains at once, and of one chain after the other."""
+    task, networks = _small_networks(8)
+
+    def chain(members: Sequence[int]) -> Callable[[], object]:
+        target = LogPosterior([networks[i] for i in members], networks[0], len(task.train), torch.float32)
+        batches = ChainBatches(task.train, members, 32)
+        noise = ChainNoise(members, "bench", target.layout.size, torch.float32, CPU)
+
+        def steps() -> None:
+            state = ChainState.at(target.start)
+            for t in range(20):
+                _, gradient = target(state.position, *batches.at(t))
+                state = langevin(state, gradient, 1e-6, 1.0, noise.at(t))
+
+        return steps
+
+    together, alone = chain(range(8)), [chain([i]) for i in range(8)]
+    with evaluation_mode(networks[0].module):
+        yield together, lambda: [steps() for steps in alone]
+
+
+@contextmanager
+def _uci_splits() -> Iterator[Pair]:
+    """Twenty training steps of 20 splits at once, and of one after the other."""
+    recipe = Recipe(MLP(hidden=(50,)), Schedule(epochs=1000, batch_size=32), Isotropic(1.0), NoiseRule())
+    lanes = [Lane(_small_task(455, i), i) for i in range(20)]
+    together = Group(replace(recipe, stack="always"), lanes, CPU)
+    alone = [Group(recipe, [lane], CPU) for lane in lanes]
+
+    def steps(groups: Sequence[Group]) -> None:
+        for group in groups:
+            for _ in range(20):
+                group.advance()
+
+    with ExitStack() as stack:
+        for group in (together, *alone):
+            stack.enter_context(group.at_work())
+        yield lambda: steps([together]), lambda: steps(alone)
+
+
+@contextmanager
+def _leapfrogs() -> Iterator[Pair]:
+    """A trajectory of 50 leapfrogs of 4 chains, and a bare loop of them: autograd over the same stacked network."""
+    task, networks = _small_networks(4)
+    reference = networks[0]
+    target = LogPosterior(networks, reference, len(task.train), torch.float64)
+    x, y = (t.double().expand(4, *t.shape) for t in (task.train.inputs, task.train.targets) if t is not None)
+    point = Point.at(target.start, lambda w: target(w, x, y))
+    momentum, step = torch.randn_like(target.start), 1e-4
+    inverse, counts = torch.ones(target.layout.size, dtype=torch.float64), torch.full((4,), 50)
+
+    def gradient(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+        outputs = functional_call(reference.module, leaves, (x,))
+        log_prior = -0.5 * torch.stack([p.square().sum() for p in leaves.values()]).sum()
+        value = target.likelihood.log_prob(outputs, y).sum() + log_prior
+        return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+
+    def bare() -> None:
+        place = {name: p.clone() for name, p in target.layout.unflatten(target.start).items()}
+        speed = {name: v.clone() for name, v in target.layout.unflatten(momentum).items()}
+        slope = gradient(place)
+        speed = {name: v + step / 2 * slope[name] for name, v in speed.items()}
+        for i in range(50):
+            place = {name: p + step * speed[name] for name, p in place.items()}
+            slope = gradient(place)
+            kick = step if i < 49 else step / 2
+            speed = {name: v + kick * slope[name] for name, v in speed.items()}
+
+    sizes = torch.full((4,), step, dtype=torch.float64)
+    with evaluation_mode(reference.module):
+        yield lambda: leapfrog(point, momentum, lambda w: target(w, x, y), sizes, counts, inverse), bare
+
+
 ROWS = [
     Row("bbb_local", "MAP step", 3.5, _bbb(BBB(estimator="local"))),
     Row("bbb_flipout", "MAP step", float("inf"), _bbb(BBB(estimator="flipout"))),
     Row("bbb_weights", "MAP step", float("inf"), _bbb(BBB(estimator="weights"))),
     Row("swag_collection", "the epoch without it", 1.05, _swag_epoch),
+    Row("sgld_8_chains", "one after the other", 0.25, _sgld_chains),
+    Row("uci_20_splits", "one after the other", 0.25, _uci_splits),
+    Row("hmc_leapfrogs", "a bare loop", 1.0, _leapfrogs),
     Row("bbb_local_mixture", "MAP step", float("inf"), _bbb(BBB(estimator="local", prior="scale_mixture"))),
 ]
 

@@ -42,7 +42,7 @@ REFERENCE = "hmc"
 REGIONS = {"test": "data", "ood/gap": "gap", "ood/far": "far"}
 POINTS = 50  # of each region
 GRID = 400  # values of y
-CHAINS = ["method.start=members", "method.chains=4", "method.length=15"]  # of 2,000 epochs, one step each
+CHAINS = ["method.start=members", "method.chains=4", "method.length=10"]  # of 2,000 epochs, one step each
 METHODS: Mapping[str, Sequence[str]] = {
     REFERENCE: ["method.chains=8", "method.warmup=100", "method.draws=125", "method.max_leapfrogs=200"],
     "map": [],
@@ -55,7 +55,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     "multi_swag": [],
     "mc_dropout": [],
     "concrete_dropout": [],
-    "bbb": ["method.noise=kept", "method.epochs=10000", "method.lr=0.003"],
+    "bbb": ["method.noise=kept", "method.epochs=5000", "method.lr=0.005"],
     "sgld": CHAINS,
     "psgld": CHAINS,
     "csgld": CHAINS,

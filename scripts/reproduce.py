@@ -4,12 +4,14 @@
     python scripts/reproduce.py uci_mc_dropout data=boston      less of it: further words go to bnn-run
     python scripts/reproduce.py concrete_dropout --only 10000   one row
 
-Finished cells are not run again. The published numbers, with their sources, stand in published.csv; a source marked V
-was read in its authors' files, V3 in a third party's text. "within" is |ours − published| at most 2 √(SE₁² + SE₂²)
+Finished cells are not run again. Writes outputs/results/<table>.{csv,md}. The published numbers, with their sources,
+stand in published.csv; a source marked V was read in its authors' files, V3 in a third party's text. "within" is
+|ours − published| at most 2 √(SE₁² + SE₂²)
 plus 0.05 for log-likelihoods; for the quantities that were published without a spread it is 20 % (standard deviations)
 and 0.05 (dropout rates). Otherwise the script says which of the two is better.
 
-MC dropout takes on each split the rate that is best for the log-likelihood of its validation part.
+MC dropout takes on each split the rate that is best for the log-likelihood of its validation part (a tenth of the
+training points). Deep ensembles so take their learning rate, and are then trained at it on all training points.
 """
 
 from __future__ import annotations
@@ -22,13 +24,20 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from bnn_runner.cells import table_text
 from bnn_runner.report.cells import Cell, find_cells
+from bnn_runner.storage import write_text
 
 HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "outputs" / "results"
 EPOCHS = {10: 2000, 25: 1000, 50: 500, 100: 200, 1000: 20, 10000: 2}
 """Of concrete dropout's toy, by the number of its training points."""
+TRAINED_APART = ("method.rate", "schedule.lr", "data.val_fraction", "data.num_train")
+"""What cells differ in that were not trained together."""
+HEADINGS = ("data", "case", "quantity", "ours ± SE (n)", "published", "verdict", "source")
 Published = Mapping[str, str]
 
 
@@ -42,6 +51,21 @@ def score(cell: Cell, metric: str, split: str = "test") -> float:
     return next(s.value for s in cell.scores if s.metric == metric and s.split == split)
 
 
+@dataclass(frozen=True)
+class Line:
+    """Our mean over n splits or repeats with its standard error, beside a published value."""
+
+    data: str
+    case: str
+    quantity: str
+    ours: float
+    standard_error: float | None
+    n: int
+    published: str
+    verdict: str
+    source: str
+
+
 def best_rates(cells: Sequence[Cell]) -> list[Cell]:
     """Of each data set and split the cell that is best on its validation part."""
     best: dict[tuple[str, int], Cell] = {}
@@ -50,6 +74,27 @@ def best_rates(cells: Sequence[Cell]) -> list[Cell]:
         if key not in best or score(cell, "marginal_loglik", "val") > score(best[key], "marginal_loglik", "val"):
             best[key] = cell
     return list(best.values())
+
+
+def retrained(cells: Sequence[Cell]) -> list[Cell]:
+    """Of each data set and split the cell without a validation part, at the learning rate that is best on one."""
+    chosen = best_rates([c for c in cells if c.config["data.val_fraction"] > 0])
+    whole = {(c.data, c.seed, c.config["schedule.lr"]): c for c in cells if c.config["data.val_fraction"] == 0}
+    return [whole[key] for c in chosen if (key := (c.data, c.seed, c.config["schedule.lr"])) in whole]
+
+
+def cost(cells: Sequence[Cell]) -> str:
+    """What the cells took; splits that were trained together share one training."""
+    training: dict[tuple[object, ...], float] = {}
+    rest, machine = 0.0, ""
+    for cell in cells:
+        facts = json.loads((cell.path / "provenance.json").read_text(encoding="utf-8"))
+        together = (cell.data, *(cell.config.get(k) for k in TRAINED_APART))
+        training[together] = max(training.get(together, 0.0), facts["seconds"].get("training", 0.0))
+        rest += sum(seconds for stage, seconds in facts["seconds"].items() if stage != "training")
+        machine = f"{facts['threads']} threads, {facts['device']}"
+    total = sum(training.values())
+    return f"{len(cells)} cells: training {total / 60:.1f} min, the rest {rest / 60:.1f} min of wall-clock ({machine})"
 
 
 def values(cells: Sequence[Cell], row: Published) -> list[float]:
@@ -85,36 +130,61 @@ def verdict(ours: Sequence[float], row: Published) -> str:
     return "DIFFERS"
 
 
+def compare(ours: Sequence[float], row: Published) -> Line | None:
+    """The line of a published quantity; None where none of its cells is done."""
+    if not ours:
+        return None
+    theirs = row["value"] + (f" ± {row['spread']} {row['kind']}" if row["spread"] else "")
+    return Line(
+        row["data"],
+        row["case"],
+        row["quantity"],
+        statistics.mean(ours),
+        statistics.stdev(ours) / math.sqrt(len(ours)) if len(ours) > 1 else None,
+        len(ours),
+        theirs,
+        verdict(ours, row),
+        f"{row['source']} [{row['status']}]",
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=("uci_mc_dropout", "uci_ensemble", "concrete_dropout"))
     parser.add_argument("words", nargs="*", help="further words for bnn-run")
     parser.add_argument("--output", type=Path, default=Path("outputs/reproduce"), help="folder of the cells")
+    parser.add_argument("--no-run", action="store_true", help="only the table, of the cells that are there")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables")
     parser.add_argument("--only", type=int, action="append", choices=sorted(EPOCHS), help="rows of concrete_dropout")
     arguments = parser.parse_intermixed_args()
     table, output = arguments.table, arguments.output / arguments.table
-    if table == "concrete_dropout":
+    if arguments.no_run:
+        pass
+    elif table == "concrete_dropout":
         for count in arguments.only or EPOCHS:
             sizes = [f"data.num_train={count}", f"schedule.epochs={EPOCHS[count]}"]
             run(["experiment=concrete_dropout_table", *sizes, *arguments.words], output)
     else:
         run(["-m", f"experiment={table}", *arguments.words], output)
-    cells = [c for c in find_cells(output) if c.status == "done"]
+    cells = every = [c for c in find_cells(output) if c.status == "done"]
     if table == "uci_mc_dropout":
         cells = best_rates(cells)
+    elif table == "uci_ensemble":
+        cells = retrained(cells)
     with (HERE / "published.csv").open(encoding="utf-8") as file:
         rows = [r for r in csv.DictReader(file) if r["table"] == table]
-    print(f"\n{'data':<10} {'case':<9} {'quantity':<14} {'ours (SE, n)':<22} {'published':<18} verdict   source")
-    for row in rows:
-        ours = values(cells, row)
-        if not ours:
-            continue
-        error = f"{statistics.stdev(ours) / math.sqrt(len(ours)):.2g}" if len(ours) > 1 else "-"
-        mine = f"{statistics.mean(ours):.4g} ({error}, {len(ours)})"
-        theirs = row["value"] + (f" ± {row['spread']} {row['kind']}" if row["spread"] else "")
-        source = f"{row['source']} [{row['status']}]"
-        place = f"{row['data']:<10} {row['case']:<9} {row['quantity']:<14}"
-        print(f"{place} {mine:<22} {theirs:<18} {verdict(ours, row):<9} {source}")
+    lines = [line for row in rows if (line := compare(values(cells, row), row)) is not None]
+    text = [f"| {' | '.join(HEADINGS)} |", "|---|---|---|--:|---|---|---|"]
+    for line in lines:
+        error = "" if line.standard_error is None else f" ± {line.standard_error:.2g}"
+        ours = f"{line.ours:.4g}{error} ({line.n})"
+        told = [line.data, line.case, line.quantity, ours, line.published, line.verdict, line.source]
+        text.append(f"| {' | '.join(told)} |")
+    text += ["", f"{cost(every)}."] if every else []
+    print("\n" + "\n".join(text))
+    write_text(arguments.results / f"{table}.md", "\n".join(text) + "\n")
+    columns = [f.name for f in fields(Line)]
+    write_text(arguments.results / f"{table}.csv", table_text([asdict(line) for line in lines], columns))
     return 0
 
 

@@ -1,0 +1,63 @@
+"""The distances of scripts/gap_methods.py and the tables of scripts/reproduce.py, on cases with known answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"script_{name}", SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_distances_of_gaussians_are_their_closed_forms() -> None:
+    """Planted bugs: an integral without the grid's width; weights ignored; the density's 1/σ left out; ½ of TV."""
+    gap = script("gap_methods")
+
+    def mixture(weights: list[float], means: list[list[float]], sds: Tensor) -> object:
+        return gap.Mixture(torch.tensor(weights).double(), torch.tensor(means).double(), sds.double())
+
+    one = mixture([1.0], [[0.0, 3.0]], torch.tensor([[2.0]]))
+    shifted = mixture([1.0], [[1.0, 3.0]], torch.tensor([[2.0]]))
+    wasserstein, variation = gap.distances(one, shifted)
+    normal = torch.distributions.Normal(0.0, 1.0)
+    assert wasserstein.tolist() == pytest.approx([1.0, 0.0], abs=1e-3)
+    assert variation.tolist() == pytest.approx([2 * float(normal.cdf(torch.tensor(0.25))) - 1, 0.0], abs=1e-3)
+    # Of equal means W1 is the difference of the standard deviations times E|z|.
+    wide = mixture([0.5, 0.5], [[0.0, 3.0], [0.0, 3.0]], torch.tensor([[5.0], [5.0]]))
+    wasserstein, _ = gap.distances(one, wide)
+    assert wasserstein.tolist() == pytest.approx([3 * math.sqrt(2 / math.pi)] * 2, rel=1e-3)
+    # Weights count: a quarter of the mass moves by 4.
+    uneven = mixture([0.75, 0.25], [[0.0, 3.0], [4.0, 7.0]], torch.tensor([[2.0]]))
+    wasserstein, _ = gap.distances(uneven, one)
+    assert wasserstein.tolist() == pytest.approx([1.0, 1.0], rel=1e-3)
+    mean, sd = uneven.moments()
+    assert mean.tolist() == [1.0, 4.0] and sd.tolist() == pytest.approx([math.sqrt(4 + 3)] * 2)
+
+
+def test_verdicts_count_both_errors() -> None:
+    """Planted bugs: a published standard deviation taken for a standard error; worse told as better."""
+    compare = script("reproduce").compare
+    row = {"data": "d", "case": "", "source": "s", "status": "V", "n": "20"}
+    rmse = row | {"quantity": "rmse", "value": "1.0", "spread": "0.1", "kind": "se"}
+    assert compare([1.1, 1.3], rmse).verdict == "within"  # 1.2 ± 0.1 beside 1.0 ± 0.1
+    assert compare([1.29, 1.31], rmse).verdict == "WORSE" and compare([0.7, 0.71], rmse).verdict == "better"
+    assert compare([1.1, 1.3], rmse | {"kind": "std"}).verdict == "within"
+    assert compare([1.19, 1.21], rmse | {"kind": "std"}).verdict == "WORSE"
+    loglik = rmse | {"quantity": "loglik", "value": "-1.0", "spread": "0.01"}
+    assert compare([-1.06, -1.06], loglik).verdict == "within" and compare([-1.2, -1.2], loglik).verdict == "WORSE"
+    assert compare([], rmse) is None and compare([1.0], rmse).standard_error is None
