@@ -85,7 +85,7 @@ def show_scores(work: Work, session: Session) -> None:
     if session.budget.changes:
         say(f"SHORTENED by time_limit: {session.budget.summary()}")
     if report.get("evidence_nats") is not None:
-        say(_evidence(report))
+        say(evidence_line(report))
     for note in report.get("notes", []):
         say(f"note: {note}")
     if report.get("repairs"):
@@ -99,9 +99,13 @@ def show_scores(work: Work, session: Session) -> None:
             say(line)
 
 
-def _evidence(report: dict[str, Any]) -> str:
+def evidence_line(report: dict[str, Any]) -> str:
+    """The log evidence of a finished run, over which weights it is, and what was chosen by which rule."""
     precision = report.get("prior_precision")
-    chosen = f", prior precision {precision:.4g}" if precision is not None else ""
+    unit = " x diag(H)/N" if report.get("hyper_family") == "g" else ""
+    chosen = f", prior precision {precision:.4g}{unit}" if precision is not None else ""
+    if report.get("noise") == "evidence":
+        chosen += ", noise " + ", ".join(f"{sigma:.4g}" for sigma in report["noise_sigma"][:3])
     value, basis = report["evidence_nats"], report.get("evidence_over", "all weights")
     rule = f"{report.get('structure')}{chosen}, hyper {report.get('hyper_status')}"
     return f"log evidence {value:.2f} nats over {basis} ({rule})"
