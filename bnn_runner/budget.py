@@ -27,12 +27,13 @@ from bnn_runner.storage import write_json
 from bnn_runner.tasks import Task
 from bnn_runner.training import Group
 from bnn_runner.training_state import Lane, Recipe
+from bnn_runner.tuning import TuningState
 
 AUTO_MINUTES_ON_CPU = 20.0
 EVALUATION_SHARE, FIT_SHARE, TRAINING_SHARE = 0.2, 0.25, 0.45
 """Shares of the limit; the rest is for reading the data, figures and the estimate's own error."""
 FEWEST_POINTS, FEWEST_OTHERS = 200, 50
-_PROBE_POINTS, _PROBE_SECONDS, _MOST_PROBE_POINTS = 32, 2.0, 1024
+_PROBE_POINTS, _PROBE_SECONDS, _MOST_PROBE_POINTS, _UPDATE_POINTS = 32, 2.0, 1024, 256
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,26 @@ def _training_seconds(recipe: Recipe, missing: Sequence[Lane], device: torch.dev
         group, times = Group(recipe, lanes, device), 1
         if group.strategy == "loop":
             group, times = Group(recipe, lanes[:1], device), len(lanes)
-        total += group.step_seconds() * group.total_steps * times
+        total += (group.step_seconds() * group.total_steps + _update_seconds(recipe, lanes[0], device)) * times
     return total
+
+
+def _update_seconds(recipe: Recipe, lane: Lane, device: torch.device) -> float:
+    """Of all updates of the prior in one training, by a rule that acts there, judged from one on a few points."""
+    rule, schedule, points = recipe.rule, recipe.schedule, len(lane.task.train)
+    if rule is None:
+        return 0.0
+    few = min(points, _UPDATE_POINTS)
+    task = replace(lane.task, train=lane.task.train.subset(torch.arange(few)))
+    group = Group(recipe, [replace(lane, task=task)], device)
+    seconds = 0.0
+    for _ in range(2):  # the first call of anything is slower
+        begin = time.perf_counter()
+        rule.update(group.network(0), task, TuningState(dict(group.prior)), 1, lane.seed)
+        seconds = time.perf_counter() - begin
+    used = min(points, getattr(rule, "points", None) or points)
+    updates = sum(rule.due(schedule, epoch) for epoch in range(1, rule.epochs(schedule) + 1))
+    return updates * seconds * max(1.0, used / few)
 
 
 def _posterior_seconds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from bnn_runner import budget
 from bnn_runner.base import Network
 from bnn_runner.cache import NetworkCache
 from bnn_runner.config import load_experiment
@@ -267,3 +269,13 @@ def test_the_rule_belongs_to_every_training_and_to_none_that_cannot_have_it(tmp_
         session = Session(CPU, 1, Console(), Console().progress(), StopRequest())
         keys.append(prepare(experiment, 0, session).trainings[0].key)
     assert keys[0] == keys[1] and len(set(keys)) == 3
+
+
+def test_the_cost_of_a_run_counts_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that ticks once a look. Planted bug: an estimate of the steps alone, four times too short."""
+    ticks = itertools.count()
+    monkeypatch.setattr(budget.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(Group, "step_seconds", lambda group: 0.0)
+    lanes = [Lane(classes(), 3)]
+    for rule, updates in ((None, 0), (RULES[0], 3), (RULES[1], 3), (replace(RULES[1], burn_in=0, frequency=1), 6)):
+        assert budget._training_seconds(classifier(rule), lanes, CPU) == updates
