@@ -10,7 +10,7 @@ Needs laplace-torch (`pip install -e '.[test]'`) with its backends curvlinops (i
 does not do a piece of work, or is not installed, is named with the reason. Each side of a row is a process of its own
 with the same threads; they work in turn, one repeat each, and never together. Seconds are medians over repeats, of wall
 time and of the process's CPU time (which other programs on the machine disturb less); ratios are of these medians.
-Memory is what the process holds at its peak above what it held before the first repeat. A side that has spent its
+Memory is what the process holds at its peak above what it held before the first repeat. A peer that has spent its
 allowance (--allowance, seconds) is not repeated further. A side that would take more than --gib is stopped. Rows that
 are named replace those of the tables; the others stay as they are.
 """
@@ -28,6 +28,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -77,14 +78,16 @@ class Side:
     def median_cpu(self) -> float:
         return statistics.median(self.cpu) if self.cpu else float("nan")
 
-    def ask(self, word: str) -> list[str]:
-        """The words of its answer; none, with the reason kept, when it failed."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        try:
+    def tell(self, word: str) -> None:
+        """Give it a line."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
             self.process.stdin.write(word + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
+
+    def hear(self) -> list[str]:
+        """The words of its next answer; none, with the reason kept, when it failed."""
+        assert self.process.stdout is not None
         while line := self.process.stdout.readline():
             if line.startswith("@"):
                 head, *rest = line[1:].split()
@@ -107,6 +110,8 @@ def child(row: Row, side: str, threads: int, gib: float) -> int:
     warnings.simplefilter("ignore")
     try:
         work = row.make(side)
+        print("@ready", flush=True)
+        sys.stdin.readline()
         before = _status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
         limit = int(_status("VmSize") * 2**20 + gib * 2**30)
@@ -137,26 +142,31 @@ def measure(row: Row, repeats: int, threads: int, allowance: float, gib: float) 
     """All sides of a row in turn."""
     command = [sys.executable, str(Path(__file__).resolve()), "--child", row.name, "--threads", str(threads)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    sides = [
-        Side(
-            name,
-            subprocess.Popen(
-                [*command, "--side", name, "--gib", str(gib)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=environment,
-            ),
+    sides = []
+    for name in row.sides:  # one after the other: nobody prepares while another works
+        process = subprocess.Popen(
+            [*command, "--side", name, "--gib", str(gib)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
         )
-        for name in row.sides
-    ]
+        sides.append(Side(name, process))
+        sides[-1].hear()
+    for side in sides:
+        if not side.reason:
+            side.tell("begin")
     for turn in range(repeats):
         for side in sides:
-            if side.reason or (turn and sum(side.wall) * (turn + 1) / turn > allowance):
+            spent = sum(side.wall) * (turn + 1) / max(turn, 1)
+            if side.reason or (turn and side.name != "ours" and spent > allowance):
                 continue
-            if answer := side.ask("go"):
+            side.tell("work")
+            if answer := side.hear():
                 wall, cpu, memory = (float(word) for word in answer)
+                if side.name != "ours":
+                    wall, cpu = wall * row.peers_part, cpu * row.peers_part
                 side.wall.append(wall)
                 side.cpu.append(cpu)
                 side.memory_mib = memory

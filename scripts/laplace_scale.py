@@ -38,7 +38,7 @@ from bnn_runner.storage import write_text
 from bnn_runner.tasks import Split, Task, TaskSpec
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
-POINTS, TEST, BATCH = 512, 256, 64
+BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Result:
     structure: str
     weights: str
     output_curvature: str
+    points: int
+    test: int
     fit_seconds: float
     predict_seconds: float
     cpu_seconds: float
@@ -76,11 +78,11 @@ ROWS = {
 }
 
 
-def problem(classes: int) -> tuple[Task, Network]:
+def problem(classes: int, points: int, tested: int) -> tuple[Task, Network]:
     """Random images and a network whose running statistics are those of a few of them."""
     torch.manual_seed(0)
-    train = Split(torch.randn(POINTS, 3, 32, 32), torch.randint(0, classes, (POINTS,)), torch.arange(POINTS))
-    test = Split(torch.randn(TEST, 3, 32, 32), None, torch.arange(TEST))
+    train = Split(torch.randn(points, 3, 32, 32), torch.randint(0, classes, (points,)), torch.arange(points))
+    test = Split(torch.randn(tested, 3, 32, 32), None, torch.arange(tested))
     spec = TaskSpec("random", "classification", (3, 32, 32), classes, 0.0)
     none = train.subset(torch.arange(0))
     task = Task(spec, train, none, test, {}, "random", torch.zeros(classes), torch.ones(classes))
@@ -92,9 +94,9 @@ def problem(classes: int) -> tuple[Task, Network]:
     return task, Network(module.eval(), parameters, dict(module.named_buffers()), Categorical(), prior)
 
 
-def child(row: Row, threads: int) -> int:
+def child(row: Row, threads: int, points: int, tested: int) -> int:
     torch.set_num_threads(threads)
-    task, network = problem(row.classes)
+    task, network = problem(row.classes, points, tested)
     limit = int(row.gib * 2**30)
     # Address space is more than memory: what is mapped and never touched is left out of the limit.
     spare = int((_status("VmSize") - _status("VmRSS")) * 2**20)
@@ -121,8 +123,9 @@ def _status(name: str) -> float:
     return int(found.group(1)) / 1024 if found else math.nan
 
 
-def measure(name: str, row: Row, threads: int) -> Result:
+def measure(name: str, row: Row, threads: int, points: int, tested: int) -> Result:
     command = [sys.executable, str(Path(__file__).resolve()), "--child", name, "--threads", str(threads)]
+    command += ["--points", str(points), "--test", str(tested)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
     said = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith("@")}
@@ -135,6 +138,8 @@ def measure(name: str, row: Row, threads: int) -> Result:
         row.method.structure,
         row.method.weights if isinstance(row.method.weights, str) else "",
         row.method.curvature,
+        points,
+        tested,
         fit,
         predict,
         cpu,
@@ -148,16 +153,16 @@ def measure(name: str, row: Row, threads: int) -> Result:
 def table(results: list[Result], threads: int) -> str:
     """Markdown: one line a row."""
     lines = [
-        "| classes | structure | weights | curvature | fit, s | predict, s | CPU, s | peak MiB | within | load |",
-        "|---:|---|---|---|---:|---:|---:|---:|---:|---:|",
+        "| classes | structure | weights | curvature | N | test | fit, s | predict, s | CPU, s | MiB | within | load |",
+        "|---:|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in results:
-        cells = [str(r.classes), r.structure, r.weights, r.output_curvature]
+        cells = [str(r.classes), r.structure, r.weights, r.output_curvature, str(r.points), str(r.test)]
         cells += [f"{r.fit_seconds:.0f}", f"{r.predict_seconds:.0f}", f"{r.cpu_seconds:.0f}", f"{r.peak_mib:.0f}"]
         cells += [r.reason or f"{r.limit_mib:.0f}", f"{r.load:.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
     note = (
-        f"ResNet-18 on 32 x 32 images, N = {POINTS}, {TEST} predictions in batches of {BATCH}; torch "
+        f"ResNet-18 on 32 x 32 images, predictions in batches of {BATCH}; torch "
         f"{torch.__version__}, {threads} threads on {os.cpu_count()} cores; "
         "measured once each; load: of the whole machine at the end."
     )
@@ -178,17 +183,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--points", type=int, default=512, help="to fit on; fewer cost less time and the same memory")
+    parser.add_argument("--test", type=int, default=256, help="to predict")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        return child(ROWS[arguments.child], arguments.threads)
+        return child(ROWS[arguments.child], arguments.threads, arguments.points, arguments.test)
     if unknown := [name for name in arguments.rows if name not in ROWS]:
         parser.error(f"no such row: {', '.join(unknown)}")
     results = kept(RESULTS / "laplace_scale.csv")
     for name, row in ROWS.items():
         if arguments.rows and name not in arguments.rows:
             continue
-        results = [r for r in results if r.row != name and r.row in ROWS] + [measure(name, row, arguments.threads)]
+        results = [r for r in results if r.row != name and r.row in ROWS] + [
+            measure(name, row, arguments.threads, arguments.points, arguments.test)
+        ]
         results.sort(key=lambda r: list(ROWS).index(r.row))
         text = table(results, arguments.threads)
         write_text(RESULTS / "laplace_scale.md", text + "\n")

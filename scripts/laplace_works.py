@@ -46,7 +46,7 @@ PEERS = {"default": "CurvlinopsGGN", "asdl": "AsdlGGN", "backpack": "BackPackGGN
 """Backends of laplace-torch by the name of their package; curvlinops is its default."""
 
 PRECISION = 1.0
-STEPS = 100
+STEPS, PEER_STEPS = 100, 10
 LANES, EPOCHS = 20, 20
 
 
@@ -228,7 +228,7 @@ def _peer_evidence(problem: Problem, backend: str) -> Work:
     la: Any = _peer_fit(problem, "full", "asdl", 1000)()
 
     def work() -> None:
-        la.optimize_prior_precision(method="marglik", pred_type="glm", n_steps=STEPS, lr=0.1)
+        la.optimize_prior_precision(method="marglik", pred_type="glm", n_steps=PEER_STEPS, lr=0.1)
 
     return work
 
@@ -285,15 +285,15 @@ def _python(*words: str) -> None:
 class Row:
     """`target` maps a peer's side ("default", "best") to the ratio aimed at; `sides` are ours and the peer's backends.
 
-    `memory` is the share of the peer's memory aimed at. `limit_gib` stops a side that takes more.
+    A peer does one part in `peers_part` of the work, where the work is so many equal steps.
     """
 
     name: str
     what: str
     make: Callable[[str], Work]
     target: dict[str, float]
-    memory: float | None = None
     sides: tuple[str, ...] = ("ours", *PEERS)
+    peers_part: float = 1
 
 
 def _row(ours: Callable[[], Work], peer: Callable[[str], Work]) -> Callable[[str], Work]:
@@ -316,10 +316,11 @@ def rows() -> Iterator[Row]:
     )
     yield Row(
         "evidence",
-        f"{STEPS} isotropic evidence steps on it",
+        f"{STEPS} isotropic evidence steps on it (peer: {PEER_STEPS}, times {STEPS // PEER_STEPS})",
         _row(lambda: _our_evidence(regression()), lambda b: _peer_evidence(regression(), b)),
         {"default": 300},
         sides=("ours", "default"),
+        peers_part=STEPS / PEER_STEPS,
     )
     yield Row(
         "full_predictive",
@@ -344,7 +345,6 @@ def rows() -> Iterator[Row]:
             lambda b: _peer_predictions(images(256), "kron", b, 256, 16),
         ),
         {"best": 20},
-        memory=0.2,
     )
     yield Row(
         "kfac_predictive_256",

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from bnn_runner.errors import RunFailed
+from bnn_runner.linearised import blocks
 from bnn_runner.linearised.algebra import Repairs, cholesky, eigh
-from bnn_runner.linearised.jacobians import Jacobians
+from bnn_runner.linearised.factors import Factored
+from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.memory import TooLarge, budget, memory_budget
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.cnn import CNN
@@ -99,6 +101,32 @@ def test_a_budget_sizes_chunks_and_changes_no_number() -> None:
             wider = found.jacobians.batch_size(3, use="factors")
     assert sizes[1] <= sizes[0] < wider <= expected.jacobians.batch_size(3, use="factors")
     assert found.report["evidence_nats"] == pytest.approx(expected.report["evidence_nats"], rel=1e-10)
+
+
+@pytest.mark.parametrize("structure", ["kfac", "ekfac", "diag"])
+def test_dense_jacobians_are_of_one_layer_and_a_few_points(structure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: the variance of a batch through the dense Jacobian of all of its points."""
+    task = make_task("classification", (1, 8, 8), 3)
+    network = make_network(CNN((4,), (3,), "relu"), task)
+    expected = Laplace(structure=structure).fit(task, [network], context()).moments(task.test.inputs)  # type: ignore[union-attr]
+    made: list[int] = []
+    plain = Factored.dense
+
+    def dense(self: Factored) -> torch.Tensor:
+        made.append(len(self.grads))
+        return plain(self)
+
+    def refused(self: BatchJacobians) -> torch.Tensor:
+        raise AssertionError("the dense Jacobian of all weights")
+
+    monkeypatch.setattr(BatchJacobians, "dense", refused)
+    monkeypatch.setattr(blocks, "FLOATS_CACHED", 2 * 3 * 36)
+    posterior = Laplace(structure=structure).fit(task, [network], context())
+    made.clear()  # of the check at the first points
+    monkeypatch.setattr(Factored, "dense", dense)
+    found = posterior.moments(task.test.inputs)  # type: ignore[union-attr]
+    assert torch.allclose(found.covariance, expected.covariance, rtol=1e-10)
+    assert made == [2] * 6
 
 
 def test_large_matrices_are_told_of_and_refused_beyond_the_budget() -> None:
