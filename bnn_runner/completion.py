@@ -18,6 +18,7 @@ from bnn_runner.citations import bibliography
 from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation import evaluate
 from bnn_runner.keys import RECIPE
+from bnn_runner.loggers.finished import tell
 from bnn_runner.provenance import collect
 from bnn_runner.scoring import Evaluation, Score
 from bnn_runner.session import Session, Work
@@ -61,6 +62,8 @@ def complete(work: Work, plan: Workplan, session: Session) -> None:
         scores = score(work, evaluation)
         _write(work, networks, posterior, evaluation, calibration, scores, given, history, session)
         work.cell.finish()
+        if (trouble := tell(work.experiment.logger, work.cell.folder, work.cell.root)) is not None:
+            console.say(f"note: {trouble}")
     finally:
         console.log = None
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bnn_runner.given import GivenWeights
     from bnn_runner.hyper import HyperRule
     from bnn_runner.likelihoods import NoiseRule
+    from bnn_runner.loggers.base import Logger
     from bnn_runner.priors import Prior
     from bnn_runner.schedules import Schedule
     from bnn_runner.scoring import Metric
@@ -60,6 +61,7 @@ class Experiment:
     hyper: HyperRule
     schedule: Schedule
     augment: Augmentation
+    logger: Logger
     metrics: dict[str, Metric]
     noise: NoiseRule
     settings: Settings
@@ -238,6 +240,7 @@ def assemble(
     except UserError as error:
         problems += error.problems
     problems += _misfits(parts, choices, settings)
+    problems += parts["logger"].problems() if "logger" in parts else []
     given: tuple[GivenWeights, ...] = ()
     if digests is not None:
         config["model"] |= {"weights": weights, "weights_digest": digests}

@@ -19,6 +19,7 @@ POSTERIOR = ("method", "hyper")
 EVALUATION = ("eval", "data.test_size")
 NEVER = (
     "metric",
+    "logger",
     "device",
     "output_dir",
     "cache_dir",

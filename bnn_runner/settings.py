@@ -11,7 +11,7 @@ from typing import Any, Literal
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.signatures import check_fields
 
-COMPONENTS = ("data", "model", "method", "prior", "hyper", "schedule", "augment", "metric")
+COMPONENTS = ("data", "model", "method", "prior", "hyper", "schedule", "augment", "metric", "logger")
 """Groups that are built into objects of their own."""
 
 

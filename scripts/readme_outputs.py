@@ -103,7 +103,7 @@ def data_table(catalogue: Catalogue) -> str:
 
 def other_choices(catalogue: Catalogue) -> str:
     lines = []
-    for group in ("model", "prior", "hyper", "schedule", "augment", "metric"):
+    for group in ("model", "prior", "hyper", "schedule", "augment", "metric", "logger"):
         named = [c for c in catalogue.choices(group) if c != "recommended"]
         told = [f"`{c}`" if group == "metric" else f"`{c}` ({catalogue.help_line(group, c)})" for c in named]
         lines.append(f"- `{group}=` {', '.join(told)}")

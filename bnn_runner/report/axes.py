@@ -85,7 +85,7 @@ def differing(a: Group, b: Group) -> list[str]:
     """Fields in which two rows differ; a group's choice stands for all the settings it makes."""
     choices = sorted(
         {name for g in (a, b) for c in _cells(g) for name in c.choices}
-        - {"metric", "experiment", "data", "model", "method"}
+        - {"metric", "experiment", "logger", "data", "model", "method"}
     )
     found = [name for name in ("data", "model", "method") if group_text(a, name) != group_text(b, name)]
     found += [name for name in choices if group_text(a, name) != group_text(b, name)]

@@ -184,7 +184,9 @@ def _choices(group: Group) -> dict[str, str]:
     agreed: dict[str, set[str]] = defaultdict(set)
     for cell in (*group.done.values(), *(c for c in group.others if c.config)):
         for name, choice in cell.choices.items():
-            if name not in ("data", "model", "method", "metric", "experiment") and not name.startswith("hydra"):
+            if name not in ("data", "model", "method", "metric", "experiment", "logger") and not name.startswith(
+                "hydra"
+            ):
                 agreed[name].add(choice)
     return {name: "/".join(sorted(found)) for name, found in agreed.items()}
 

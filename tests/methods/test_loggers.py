@@ -1,0 +1,124 @@
+"""Loggers: each tells a real cell to its real package (skipped where that is not installed), and ends no run."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from bnn_runner import run
+from bnn_runner.config import load_experiment
+from bnn_runner.errors import UserError
+from bnn_runner.loggers.base import LoggedCell, NoLogger
+from bnn_runner.loggers.finished import logged, tell
+
+SMALL = ["data=gap1d", "method=ensemble", "method.size=2", "schedule.epochs=3", "eval.num_draws=4", "data.num_train=20"]
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of one finished run, with figures."""
+    folder = tmp_path_factory.mktemp("logged")
+    run([*SMALL, f"output_dir={folder}", "threads=1"])
+    return folder
+
+
+def cell_of(folder: Path) -> LoggedCell:
+    (done,) = folder.glob("runs/*/*/*/*/DONE")
+    return logged(done.parent, folder)
+
+
+def test_what_a_logger_is_told(finished: Path) -> None:
+    """Planted bugs: members' curves on top of each other; scores of different tau under one name; NaN as a number."""
+    cell = cell_of(finished)
+    assert cell.name.startswith("gap1d/mlp/ensemble/0-") and cell.config["schedule.epochs"] == 3
+    series = cell.series()
+    assert [epoch for epoch, _ in series["train/loss/member1"]] == [1, 2, 3]
+    assert series["train/loss/member0"] != series["train/loss/member1"]
+    assert {"joint_loglik_tau2", "joint_loglik_tau10", "rmse"} <= set(cell.scores)
+    assert all(value == value for value in cell.scores.values()) and cell.figures
+
+
+@needs("tensorboard")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_back_what_was_told(finished: Path, tmp_path: Path) -> None:
+    """Planted bug: epochs lost, so that all points stand at step 0; a second telling beside the first."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from bnn_runner.loggers.tensorboard import TensorBoard
+
+    cell = cell_of(finished)
+    for _ in range(2):
+        TensorBoard(str(tmp_path)).log(cell)
+    events = EventAccumulator(str(tmp_path / cell.name))
+    events.Reload()
+    scalars = events.Scalars("train/loss/member1")
+    assert [s.step for s in scalars] == [1, 2, 3]
+    assert [s.value for s in scalars] == pytest.approx([v for _, v in cell.series()["train/loss/member1"]])
+    assert events.Scalars("score/rmse")[0].value == pytest.approx(cell.scores["rmse"])
+    assert events.Tags()["images"]
+
+
+@needs("mlflow")
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_keeps_one_run_a_cell_in_a_local_store(finished: Path, tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    from bnn_runner.loggers.mlflow import MLflow
+
+    cell, uri = cell_of(finished), f"sqlite:///{tmp_path / 'mlflow.db'}"
+    for _ in range(2):
+        MLflow(uri, "tests").log(cell)
+    client = MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    assert run.info.status == "FINISHED" and run.data.params["schedule.epochs"] == "3"
+    assert run.data.metrics["rmse"] == pytest.approx(cell.scores["rmse"])
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "train/loss/member1")] == [1, 2, 3]
+    assert client.list_artifacts(run.info.run_id, "figures")
+
+
+@needs("wandb")
+@pytest.mark.filterwarnings("ignore")
+def test_weights_and_biases_writes_an_offline_run(finished: Path) -> None:
+    from bnn_runner.loggers.wandb import WeightsAndBiases
+
+    WeightsAndBiases("tests", "offline").log(cell_of(finished))
+    assert list(finished.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_a_failing_logger_ends_no_run(finished: Path) -> None:
+    """Planted bug: the service's exception goes through."""
+
+    class Broken(NoLogger):
+        def log(self, cell: LoggedCell) -> None:
+            raise ConnectionError("no route to host\nat all")
+
+    (done,) = finished.glob("runs/*/*/*/*/DONE")
+    told = tell(Broken(), done.parent, finished)
+    assert told is not None and "(ConnectionError: no route to host)" in told and "cell is whole" in told
+    assert tell(NoLogger(), done.parent, finished) is None
+
+
+def test_a_missing_package_is_told_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "wandb" else known(name, *more)
+    )
+    with pytest.raises(UserError, match=r"pip install 'bnn-runner\[wandb\]'"):
+        load_experiment([*SMALL, "logger=wandb"])
+    with pytest.raises(UserError, match="one of online, offline, disabled"):
+        load_experiment([*SMALL, "logger=wandb", "logger.mode=on"])
+
+
+def test_a_logger_changes_no_key() -> None:
+    from bnn_runner.keys import cell_hash
+
+    plain = load_experiment(SMALL)
+    other = load_experiment([*SMALL, "logger=none"])
+    assert cell_hash(plain.config, False, True) == cell_hash(other.config, False, True)
+    assert "logger" in plain.config
