@@ -204,7 +204,7 @@ def mode(
         size = _root((at.score * data).sum()) + _root((at.alpha * pushed).sum())
         if _root((left * (pushed - data)).sum()) <= tolerance * max(size, 1e-300):
             break
-        target = _newton(gram, pushed, at, likelihood)
+        target = _newton(gram, at, likelihood)
         ahead = (gram @ target.flatten()).view(shape)
         length = 1.0
         while length > 1e-8:
@@ -223,16 +223,19 @@ def _root(value: Tensor) -> float:
     return float(value.clamp_min(0).sqrt())
 
 
-def _newton(gram: Tensor, pushed: Tensor, at: Mode, likelihood: Likelihood) -> Tensor:
-    """The α of the full Newton step: b − R (I + RᵀGR)⁻¹ RᵀG b with b = B Gα + s and B = RRᵀ at h, [N, K]."""
-    points, outputs = pushed.shape
+def _newton(gram: Tensor, at: Mode, likelihood: Likelihood) -> Tensor:
+    """The α of the full Newton step: α + r − R (I + RᵀGR)⁻¹ RᵀG r with r = s − α and B = RRᵀ at h, [N, K].
+
+    It is (I + BG)⁻¹ r that is added, so that rounding is relative to what is left to do.
+    """
+    points, outputs = at.outputs.shape
     root = likelihood.curvature_root(at.outputs)  # [N, K, C]
-    b = (root @ (root.mT @ pushed.unsqueeze(-1))).squeeze(-1) + at.score
+    left = at.score - at.alpha
     right = torch.bmm(gram.view(-1, points, outputs).transpose(0, 1), root)  # [N, N·K, C]
     right = right.transpose(0, 1).reshape(points, outputs, -1)  # [N, K, N·C]
     inner = torch.bmm(root.mT, right).reshape(-1, right.shape[-1])  # [N·C, N·C]
     inner.diagonal().add_(1)
     factor = cholesky(inner, "the tangent model in function space", Repairs())
-    rotated = torch.einsum("nkc,nk->nc", root, (gram @ b.flatten()).view_as(b)).reshape(-1, 1)
+    rotated = torch.einsum("nkc,nk->nc", root, (gram @ left.flatten()).view_as(left)).reshape(-1, 1)
     solved = torch.cholesky_solve(rotated, factor).view(points, -1)
-    return b - torch.einsum("nkc,nc->nk", root, solved)
+    return at.score - torch.einsum("nkc,nc->nk", root, solved)

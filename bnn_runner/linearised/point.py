@@ -15,10 +15,9 @@ from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.evidence import At, log_likelihood
 from bnn_runner.linearised.families import Setting
 from bnn_runner.linearised.full import FullCurvature
-from bnn_runner.linearised.tangent import TangentModel, TangentOptimum
+from bnn_runner.linearised.tangent import GAP_NATS, TangentModel, TangentOptimum
 
 Mode = Literal["network", "tangent", "auto"]
-GAP_NATS = 1e-3
 
 
 @dataclass(frozen=True)

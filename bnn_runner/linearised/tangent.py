@@ -33,6 +33,8 @@ PASSES_KEPT, PASSES_ANEW = 2000, 100
 """Budgets of passes over the data, where they cost little and where each differentiates anew."""
 FLOAT32_GRADIENT = 1e-5
 """Relative gradients below this are rounding where products are made anew in float32."""
+GAP_NATS = 1e-3
+"""So close to its optimum the evidence is as good as there."""
 MOST_SHAPES = 3
 """Gram matrices are made anew for another shape of Λ this many times."""
 
@@ -184,9 +186,12 @@ class TangentModel:
     def optimum(
         self, precisions: Tensor, start: Tensor, tolerance: float, budget: int, guess: WeightGaussian | None = None
     ) -> TangentOptimum:
-        """v* in function space where that is affordable, else by `newton`, which has the same arguments."""
-        if self.in_function_space:
-            return self.dual_optimum(precisions, tolerance)
+        """v* by `newton`, which has the same arguments, or in function space where that is affordable and Σ unknown."""
+        if guess is None and self.in_function_space:
+            found = self.dual_optimum(precisions, tolerance)
+            if found.gradient <= tolerance or found.gap <= GAP_NATS:
+                return found
+            start = found.weights  # a weak prior leaves it rounding
         return self.newton(precisions, start, tolerance, budget, guess)
 
     def dual_optimum(self, precisions: Tensor, tolerance: float) -> TangentOptimum:
