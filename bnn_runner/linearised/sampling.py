@@ -27,8 +27,11 @@ KEPT_FLOATS = 2**27
 
 
 def draws_at_once(size: int) -> int:
-    """Draws that are solved together, for P weights: 64 of small networks, 8 of large ones, fewer above 16 M."""
-    return max(1, min(64, max(8, 2**20 // size), 2**27 // size))
+    """Draws that are solved together, for P weights: 64 of small networks, 8 of large ones, fewer above 8 M.
+
+    A dozen arrays of that many weight vectors live at once: 3 GiB at most in float32.
+    """
+    return max(1, min(64, max(8, 2**20 // size), 2**26 // size))
 
 
 def normals(rows: TrainingRows, seed: int, start: int, stop: int) -> Tensor:

@@ -29,25 +29,24 @@ from tests.numerics.small_problems import context
 from tests.numerics.test_laplace_identities import dense_jacobian, small
 
 SGD = LaplaceSampled(solver="sgd", sgd_passes=250, sgd_batch_size=5, samples=2, probes=0)
+CG = LaplaceSampled(tolerance=1e-3, samples=2, probes=0)
 METHODS = {
-    "cg": (LaplaceSampled(tolerance=1e-3, samples=2, probes=0), False),
-    "cg, rows made anew": (LaplaceSampled(tolerance=1e-3, samples=2, probes=0), True),
-    "sgd": (SGD, False),
-    "sgd, noisy targets": (replace(SGD, objective="noisy_targets"), False),
+    "cg": (CG, "regression", False),
+    "cg, classes": (CG, "classification", False),
+    "cg, rows made anew": (CG, "classification", True),
+    "sgd": (SGD, "classification", False),
+    "sgd, noisy targets": (replace(SGD, objective="noisy_targets"), "regression", False),
 }
 
 
-@pytest.mark.parametrize("kind", ["regression", "classification"])
 @pytest.mark.parametrize("name", METHODS)
-def test_draws_have_the_covariance_of_the_whole_curvature(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draws_have_the_covariance_of_the_whole_curvature(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random projections of the weights, and the outputs at test points, at 5 standard errors; unequal precisions.
 
     Planted bugs: no prior noise; noise ε without its root R; Λ for Λ^½; a minibatch's sum not scaled to N;
     softmax's root squared.
     """
-    method, anew = METHODS[name]
+    method, kind, anew = METHODS[name]
     if anew:
         monkeypatch.setattr(row_module, "KEPT_BYTES", 0)
     task, network = small(kind, layerwise=True)
@@ -148,6 +147,19 @@ def test_too_few_samples_are_told() -> None:
     assert not any("too few" in note for note in many["notes"])
     fixed = LaplaceSampled(samples=2, probes=2).fit(task, [network], context(Fixed())).report
     assert not any("too few" in note for note in fixed["notes"])
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_the_tangent_model_s_optimum_is_reached_with_solved_products(kind: str) -> None:
+    """mode=tangent: v* is that of the full curvature, whose log-likelihood is compared. Planted bug: an absolute
+    tolerance of the products that precondition, which leaves short ones zero."""
+    task, network = small(kind, layerwise=True)
+    exact = Laplace(structure="full", mode="tangent").fit(task, [network], context(Fixed())).report
+    sampled = LaplaceSampled(mode="tangent", probes=16).fit(task, [network], context(Fixed())).report
+    assert sampled["tangent_settled"] and sampled["mode"] == "tangent"
+    assert sampled["train_loglik_nats"] == pytest.approx(exact["train_loglik_nats"], rel=1e-6)
+    assert abs(sampled["evidence_nats"] - exact["evidence_nats"]) < 4 * sampled["evidence_standard_error_nats"]
+    assert sampled["newton_decrement_nats"] == pytest.approx(exact["newton_decrement_nats"], rel=0.02)
 
 
 def test_the_evidence_by_gradient_is_the_best_of_the_sampled_spectrum() -> None:
