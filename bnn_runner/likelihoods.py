@@ -64,8 +64,8 @@ class Gaussian:
         return outputs, torch.exp(2 * self.log_noise)
 
     def curvature_root(self, outputs: Tensor) -> Tensor:
-        """diag(1/σ), [B, K, K]."""
-        return torch.diag_embed(torch.exp(-self.log_noise).expand(outputs.shape))
+        """diag(1/σ), [B, K, K], of the outputs' own type (float64 of the tangent model of a float32 network)."""
+        return torch.diag_embed(torch.exp(-self.log_noise.to(outputs)).expand(outputs.shape))
 
 
 @dataclass(frozen=True)

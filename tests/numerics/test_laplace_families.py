@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,6 +129,24 @@ def test_at_the_trained_weights_no_noise_and_precision_near_by_are_better(struct
     assert float(ratios[0]) == pytest.approx(float(ratios[1])) and abs(float(ratios[0]) - 1) > 0.05
     settled = method.fit(task, [network], context(FixedPoint(family=family, noise="evidence", steps=2000)))
     assert settled.report["evidence_nats"] == pytest.approx(found["evidence_nats"], abs=1e-6)
+
+
+@pytest.mark.parametrize("num_train", [15, 90])
+def test_a_network_in_float32_comes_to_the_same(num_train: int) -> None:
+    """As every run trains it. Planted bug: a noise of float32 that meets the float64 of the tangent model."""
+    task, network = small("regression", num_train=num_train)
+    narrow = replace(
+        network,
+        module=copy.deepcopy(network.module).float(),
+        parameters={n: p.float() for n, p in network.parameters.items()},
+        likelihood=Gaussian(network.likelihood.log_noise.float()),  # type: ignore[attr-defined]
+    )
+    train, x = task.train, task.train.inputs.float()
+    short = replace(task, train=replace(train, inputs=x, targets=train.targets.float()))  # type: ignore[union-attr]
+    method, rule = Laplace(structure="full", mode="tangent", tangent_tolerance=1e-5), Evidence(noise="evidence")
+    wide, found = (method.fit(t, [n], context(rule)).report for t, n in ((task, network), (short, narrow)))
+    assert found["evidence_nats"] == pytest.approx(wide["evidence_nats"], abs=1e-2)
+    assert found["noise_sigma"] == pytest.approx(wide["noise_sigma"], rel=1e-3)
 
 
 def test_the_gradient_with_the_noise_is_that_of_finite_differences() -> None:
