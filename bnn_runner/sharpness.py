@@ -28,12 +28,12 @@ def sharpness(network: Network, task: Task, points: int = 256, iterations: int =
     with torch.enable_grad(), evaluation_mode(network.module):
         outputs = functional_call(network.module, {**network.buffers, **parameters}, (x,))
         loss = -network.likelihood.log_prob(outputs, y).mean()
-        grads = torch.autograd.grad(loss, tensors, create_graph=True)
+        grads = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
         for _ in range(iterations):
             norm = torch.stack([(t * t).sum() for t in v]).sum().sqrt()
             v = [t / norm for t in v]
             product = torch.stack([(g * t).sum() for g, t in zip(grads, v, strict=True)]).sum()
-            hv = torch.autograd.grad(product, tensors, retain_graph=True)
+            hv = torch.autograd.grad(product, tensors, retain_graph=True, materialize_grads=True)
             v = list(hv)
             largest = float(torch.stack([(t * t).sum() for t in v]).sum().sqrt())
             if largest == 0.0:

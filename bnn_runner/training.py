@@ -230,7 +230,7 @@ class Group:
         objective = nll.sum()
         if (penalty := self._penalty()) is not None:
             objective = objective + penalty.sum() / self.num_points
-        grads = torch.autograd.grad(objective, state.trained)
+        grads = torch.autograd.grad(objective, state.trained, materialize_grads=True)  # some may be unused
         with torch.no_grad():
             state.optimizer.step(self._moved, [_laid_out(g, p) for g, p in zip(grads, self._moved, strict=True)], lr)
         state.step += 1
@@ -252,7 +252,8 @@ class Group:
         plain, self._forward = self._forward, compiled
         try:
             with self.at_work():
-                torch.autograd.grad(self._nll(self._outputs(x, {}), y, state.log_noise).sum(), state.trained)
+                nll = self._nll(self._outputs(x, {}), y, state.log_noise).sum()
+                torch.autograd.grad(nll, state.trained, materialize_grads=True)
         except Exception as error:  # of the compiler or of the tools it calls: any kind
             self._forward = plain
             return " ".join(f"{type(error).__name__}: {error}".split())[:300]

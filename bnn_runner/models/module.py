@@ -49,6 +49,13 @@ class OwnModule:
             ) from error
         if not isinstance(network, nn.Module):
             raise UserError(f"{self} makes a {type(network).__name__}. It must make a torch.nn.Module.")
+        if frozen := [n for n, p in network.named_parameters() if not p.requires_grad]:
+            raise UserError(
+                f"{self} has parameters that are frozen (requires_grad=False): {', '.join(frozen[:4])}"
+                f"{f' and {len(frozen) - 4} more' if len(frozen) > 4 else ''}. Every parameter is trained here and has a "
+                "posterior. Let it keep them as buffers (register_buffer), which stay as they are, or unfreeze them."
+            )
+        network = network.float()  # as the run has it: one that was made in double precision is used in single
         dtype = torch.int64 if spec.vocabulary else torch.float32
         try:
             with torch.no_grad(), evaluation_mode(network):
@@ -58,11 +65,13 @@ class OwnModule:
                 f"{self} cannot take the inputs of data={spec.name}, {list(spec.input_shape)} each: "
                 f"{type(error).__name__}: {error}. Change its arguments by model.NAME=VALUE, or take another data set."
             ) from error
+        one_logit = " (a single logit z of the second class is the two logits 0 and z)."
         shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         if shape != [2, spec.num_outputs]:
             raise UserError(
                 f"{self} gives {shape} for two points of data={spec.name}. It must give {[2, spec.num_outputs]}: "
-                f"one row a point, {spec.num_outputs} {'logits' if spec.kind == 'classification' else 'targets'} each."
+                f"one row a point, {spec.num_outputs} {'logits' if spec.kind == 'classification' else 'targets'} each"
+                f"{one_logit if spec.kind == 'classification' and spec.num_outputs == 2 else '.'}"
             )
         return network
 

@@ -135,7 +135,7 @@ class Fit:
         with noisy_outputs(self.layers, self.plan.estimator, spread, stream):
             outputs = functional_call(self.module, values | self.buffers, (x,))
         nll = -likelihood.log_prob(outputs, y).mean()
-        grads = list(torch.autograd.grad(nll, leaves))
+        grads = list(torch.autograd.grad(nll, leaves, materialize_grads=True))
         mus = dict(zip(values, grads, strict=False))
         spreads = dict(zip(spread, grads[len(values) :], strict=False))
         found = [mus[n].contiguous() for n in self.mu]
