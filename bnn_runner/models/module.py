@@ -50,10 +50,10 @@ class OwnModule:
         if not isinstance(network, nn.Module):
             raise UserError(f"{self} makes a {type(network).__name__}. It must make a torch.nn.Module.")
         if frozen := [n for n, p in network.named_parameters() if not p.requires_grad]:
+            more = f" and {len(frozen) - 4} more" if len(frozen) > 4 else ""
             raise UserError(
-                f"{self} has parameters that are frozen (requires_grad=False): {', '.join(frozen[:4])}"
-                f"{f' and {len(frozen) - 4} more' if len(frozen) > 4 else ''}. Every parameter is trained here and has a "
-                "posterior. Let it keep them as buffers (register_buffer), which stay as they are, or unfreeze them."
+                f"{self} has parameters that are frozen (requires_grad=False): {', '.join(frozen[:4])}{more}. "
+                "Every parameter is trained here and has a posterior. Let it keep them as buffers (register_buffer), which stay as they are, or unfreeze them."
             )
         network = network.float()  # as the run has it: one that was made in double precision is used in single
         dtype = torch.int64 if spec.vocabulary else torch.float32
