@@ -18,7 +18,7 @@ from typing import Any
 
 from bnn_runner.interrupts import STOPPING
 
-PRELOADED = ["bnn_runner.runner", "bnn_runner.config", "bnn_runner.cli.job"]
+PRELOADED = ["bnn_runner.cli.server", "bnn_runner.runner", "bnn_runner.config", "bnn_runner.cli.job"]
 
 
 def run_apart(work: Callable[..., None], *arguments: Any) -> tuple[int, int]:
@@ -35,11 +35,26 @@ def run_apart(work: Callable[..., None], *arguments: Any) -> tuple[int, int]:
     child = context.Process(target=_work, args=(work, arguments))
     with _passed_on(child) as asked:
         sys.stdout.flush()
-        child.start()
+        with _known_start_method(context):
+            child.start()
         child.join()
     code = child.exitcode
     child.close()
     return 1 if code is None else code, asked[0] if asked else 0
+
+
+@contextmanager
+def _known_start_method(context: Any) -> Iterator[None]:
+    """A child is told the process's default way to start children, and joblib's workers have one of their own."""
+    found = multiprocessing.get_start_method(allow_none=True)
+    if found is None or found in multiprocessing.get_all_start_methods():
+        yield
+        return
+    multiprocessing.set_start_method(context.get_start_method(), force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(found, force=True)
 
 
 @contextmanager
@@ -66,7 +81,7 @@ def _passed_on(child: Any) -> Iterator[list[int]]:
 
 
 def _work(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    for number in STOPPING:  # the server ignores Ctrl-C, and a signal before the run can save anything ends it quietly
+    for number in STOPPING:  # the server ignores them, and one before the run can save anything ends it quietly
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     work(*arguments)

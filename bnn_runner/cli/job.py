@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -75,11 +77,28 @@ def _job_of_sweep(
 
 def _pass_back(number: int) -> None:
     """A signal that asked us to stop, to whom it was meant for: a scheduler's handler, which requeues, or the sweep."""
+    if number == signal.SIGTERM and requeued_by_slurm():
+        raise SystemExit(0)  # without a result, which a launcher would take for the last
     handler = signal.getsignal(number)
     if callable(handler) and handler is not signal.default_int_handler:
         os.kill(os.getpid(), number)
         return
     raise KeyboardInterrupt
+
+
+def requeued_by_slurm() -> bool:
+    """Whether this process belongs to a job that Slurm is about to run again."""
+    name = os.environ.get("SLURM_JOB_ID")
+    if name is None:
+        return False
+    try:
+        shown = subprocess.run(
+            ["scontrol", "show", "job", name], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    restarts = re.search(r"\bRestarts=(\d+)", shown.stdout)
+    return restarts is not None and int(restarts[1]) > int(os.environ.get("SLURM_RESTART_COUNT", 0))
 
 
 def apart(members: Sequence[Member], config_dir: Path | None, start: Path) -> tuple[list[Outcome], int]:

@@ -15,7 +15,7 @@ from bnn_runner.catalogue import packaged_conf
 from bnn_runner.checking import Checked
 from bnn_runner.cli.exits import OK
 from bnn_runner.cli.handover import OUTCOME, PLAN
-from bnn_runner.cli.summary import run_code, sum_up
+from bnn_runner.cli.summary import run_code, sum_up, unfinished
 from bnn_runner.errors import UserError
 from bnn_runner.overrides import quote
 from bnn_runner.settings import anchor
@@ -57,12 +57,19 @@ def launch(arguments: Sequence[str], checked: Checked, line: CommandLine) -> int
             sum_up(scratch, checked.jobs)
         raise
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(told(error)) from error
+        raise UserError(told(error) + _how_to_install(str(error))) from error
     finally:
         sys.argv = saved
         os.environ.pop("BNN_RUN_JOBS", None)
         if scratch is not None:
             clear_scratch(scratch)
+
+
+def _how_to_install(message: str) -> str:
+    """The extra that a preset of a launcher needs, where Hydra does not find it."""
+    extras = {"joblib": "joblib", "submitit_slurm": "slurm"}
+    wanted = [extra for name, extra in extras.items() if f"hydra/launcher/{name}" in message]
+    return f" Install it: pip install 'bnn-runner[{wanted[0]}]'" if wanted else ""
 
 
 def make_scratch(output_dir: Path) -> Path:
@@ -82,8 +89,14 @@ def make_scratch(output_dir: Path) -> Path:
 
 
 def clear_scratch(scratch: Path) -> None:
-    """Remove what Hydra and we left there; a launcher's own logs stay."""
-    for path in [scratch / "multirun.yaml", scratch / PLAN, *scratch.glob(f"*/{OUTCOME}"), scratch / OUTCOME]:
+    """Remove what Hydra and we left there; a launcher's own logs stay, and the plan where a job may be run again."""
+    open_jobs = (scratch / PLAN).exists() and unfinished(scratch)
+    for path in [
+        scratch / "multirun.yaml",
+        *([] if open_jobs else [scratch / PLAN]),
+        *scratch.glob(f"*/{OUTCOME}"),
+        scratch / OUTCOME,
+    ]:
         path.unlink(missing_ok=True)
     for folder in [*(p for p in scratch.glob("*") if p.is_dir()), scratch, scratch.parent]:
         with contextlib.suppress(OSError):  # not empty: not ours

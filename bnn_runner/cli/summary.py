@@ -51,6 +51,14 @@ def sum_up(scratch: Path, jobs: int) -> int:
     return _exit_code(outcomes, bad, counts["no result"])
 
 
+def unfinished(scratch: Path) -> bool:
+    """Whether a launched job left no outcome or was cut: a scheduler may run it again, and it needs the plan then."""
+    plan, outcomes = Handover.read(scratch), read_outcomes(scratch)
+    ended = {o["number"] for o in outcomes if o["status"] != "cut"}
+    members = [] if plan is None or plan.plan_only else [m for group in plan.groups for m in group]
+    return (scratch / ".submitit").exists() and any(m.number not in ended for m in members)
+
+
 def _log(row: dict[str, Any]) -> Path | None:
     """The log of the first cell that is not finished, or what its status file says."""
     for cell in map(Path, row.get("cells", ())):

@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# A Slurm of one node on this machine, for the tests of sweeps:  scripts/local_slurm.sh start|stop|install
+#
+# For root on Debian with the packages slurm-wlm and munge (`install` gets them). `start` writes /etc/slurm/slurm.conf,
+# which must lie there because a job's srun sees no other; a configuration that is there and not ours is left alone.
+set -euo pipefail
+
+conf=/etc/slurm/slurm.conf
+state=/var/lib/bnn-local-slurm
+mark="# written by local_slurm.sh"
+
+alive() { # alive FILE: whether the process whose id stands in the file is there
+    [ -s "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null
+}
+
+start() {
+    if [ -f "$conf" ] && ! grep -qF "$mark" "$conf"; then
+        echo "$conf is there and is not ours: it is left alone, and nothing is started" >&2
+        exit 1
+    fi
+    local host cpus memory
+    host=$(hostname -s)
+    cpus=$(nproc --all)
+    memory=$(awk '/MemTotal/ {print int($2 / 1024 * 0.9)}' /proc/meminfo)
+    mkdir -p /etc/slurm "$state/ctld" "$state/d" /run/munge /var/log/munge /var/lib/munge
+    chown munge: /run/munge /var/log/munge /var/lib/munge
+    [ -s /etc/munge/munge.key ] || (umask 077 && head -c 1024 /dev/urandom >/etc/munge/munge.key)
+    chown munge: /etc/munge/munge.key && chmod 400 /etc/munge/munge.key
+    cat >"$conf" <<END
+$mark
+ClusterName=local
+SlurmctldHost=$host(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=cred_expire=15
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+SelectType=select/cons_tres
+MpiDefault=none
+ReturnToService=2
+JobRequeue=1
+KillWait=30
+SchedulerParameters=batch_sched_delay=1,sched_interval=2
+StateSaveLocation=$state/ctld
+SlurmdSpoolDir=$state/d
+SlurmctldPidFile=$state/slurmctld.pid
+SlurmdPidFile=$state/slurmd.pid
+SlurmctldLogFile=$state/slurmctld.log
+SlurmdLogFile=$state/slurmd.log
+NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory
+PartitionName=local Nodes=$host Default=YES MaxTime=INFINITE State=UP
+END
+    if ! munge -n >/dev/null 2>&1; then
+        su -s /bin/sh munge -c "/usr/sbin/munged"
+    fi
+    alive "$state/slurmctld.pid" || slurmctld
+    alive "$state/slurmd.pid" || slurmd -N "$host"
+    for _ in $(seq 60); do
+        if sinfo -h -o %T 2>/dev/null | grep -qE '^(idle|mixed|allocated)$'; then
+            echo "Slurm is ready on $host: $cpus processors, $memory MB"
+            return
+        fi
+        scontrol update "NodeName=$host" State=RESUME 2>/dev/null || true
+        sleep 1
+    done
+    echo "Slurm did not become ready. Its logs: $state/slurmctld.log, $state/slurmd.log" >&2
+    exit 1
+}
+
+stop() {
+    if [ ! -f "$conf" ] || ! grep -qF "$mark" "$conf"; then
+        echo "no Slurm of ours"
+        return
+    fi
+    local name
+    for name in slurmd slurmctld; do
+        if alive "$state/$name.pid"; then kill "$(cat "$state/$name.pid")"; fi
+    done
+    for _ in $(seq 20); do
+        alive "$state/slurmd.pid" || alive "$state/slurmctld.pid" || break
+        sleep 0.5
+    done
+    if [ -s /run/munge/munged.pid ]; then kill "$(cat /run/munge/munged.pid)" 2>/dev/null || true; fi
+    rm -rf "$state" "$conf"
+    echo "Slurm is stopped"
+}
+
+install() {
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge
+}
+
+case "${1:-}" in
+    start | stop | install) "$1" ;;
+    *)
+        sed -n '2,5p' "$0"
+        exit 2
+        ;;
+esac
