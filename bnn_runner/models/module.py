@@ -53,7 +53,8 @@ class OwnModule:
             more = f" and {len(frozen) - 4} more" if len(frozen) > 4 else ""
             raise UserError(
                 f"{self} has parameters that are frozen (requires_grad=False): {', '.join(frozen[:4])}{more}. "
-                "Every parameter is trained here and has a posterior. Let it keep them as buffers (register_buffer), which stay as they are, or unfreeze them."
+                "Every parameter is trained here and has a posterior. Let it keep them "
+                "as buffers (register_buffer), which stay as they are, or unfreeze them."
             )
         network = network.float()  # as the run has it: one that was made in double precision is used in single
         dtype = torch.int64 if spec.vocabulary else torch.float32
