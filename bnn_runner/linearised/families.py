@@ -18,7 +18,7 @@ from bnn_runner.errors import RunFailed
 from bnn_runner.hyper import HyperRule, PrecisionProblem, family_of
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.linearised.algebra import Repairs, wide
-from bnn_runner.linearised.evidence import At, Curvature, log_evidence, validation_logliks
+from bnn_runner.linearised.evidence import At, Curvature, log_evidence, log_likelihood, validation_logliks
 from bnn_runner.linearised.g_prior import g_prior
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import Jacobians
@@ -28,6 +28,10 @@ from bnn_runner.tasks import Task, TaskSpec
 
 if TYPE_CHECKING:
     from bnn_runner.linearised.point import Point
+
+
+FAR_NATS = 1.0
+"""A noise that costs the trained network more than this is told."""
 
 
 def noise_of(rule: HyperRule | None) -> str:
@@ -136,6 +140,13 @@ class Setting:
             evidence = point.evidence
             beta, loglik = self.noise.settled(choice.precisions, point.at)
         network = with_noise(self.jacobians.network, beta)
+        notes: tuple[str, ...] = ()
+        if point.mode == "tangent" and (lost := loglik - log_likelihood(self.task, network)) > FAR_NATS:
+            notes = (
+                "hyper.noise=evidence: the noise is that of the tangent model's optimum, and predictions lie around "
+                "the network's own outputs, which under it make the training targets "
+                f"{lost:.3g} nats less likely. Train to the optimum (schedule.epochs), or use method.mode=network",
+            )
         if self.family != "g":  # λ of the g-prior stays what it is: diag(βH) is its unit
             report |= precision_report(beta * choice.precisions, groups)
         return Settled(
@@ -150,6 +161,7 @@ class Setting:
                 "noise_sigma": _sigma(network, self.task),
                 "noise_sigma_trained": _sigma(self.jacobians.network, self.task),
             },
+            notes,
         )
 
 
@@ -163,6 +175,7 @@ class Settled:
     evidence: float
     loglik: float
     report: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def _sigma(network: Network, task: Task) -> list[float]:

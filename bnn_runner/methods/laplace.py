@@ -165,7 +165,7 @@ class Laplace:
         jacobians, precisions = settled.jacobians, settled.precisions
         gaussian = settled.curvature.gaussian(precisions)
         decrement = newton_decrement(task, jacobians, setting.prior.diagonal(precisions), gaussian)
-        notes = [*chosen.notes, *point.choice.notes, *point.notes]
+        notes = [*chosen.notes, *point.choice.notes, *point.notes, *settled.notes]
         dropped: dict[str, Any] = {}
         if isinstance(curvature, LowRankCurvature):
             dropped, told = curvature.facts(point.choice.precisions)

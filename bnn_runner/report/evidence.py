@@ -93,7 +93,10 @@ def evidence_grids(found: Sequence[Ranking]) -> tuple[Grid, ...]:
                 str(r.row.n),
             )
             lines.append(Line(words, (r.evidence, r.test, r.decrement), r.row.n))
-        far = any(r.decrement is not None and r.decrement.mean > _TRUSTED_DECREMENT for r in ranking.rows)
+        far = any(
+            r.decrement is not None and r.decrement.mean > _TRUSTED_DECREMENT and "network" in r.mode
+            for r in ranking.rows
+        )
         note = f"Spearman's correlation of the two ranks over {len(lines)} rows: {ranking.correlation:.2f}."
         if far:
             note += (

@@ -99,6 +99,7 @@ def test_noise_and_precision_are_those_of_the_exact_evidence(
     assert float(posterior.likelihood.log_noise.exp()) == pytest.approx(float(at.sigma), rel=1e-12)
     assert posterior.draws(2, 0).likelihood is posterior.likelihood
     assert report["newton_decrement_nats"] > 1e-3 and report["effective_dimension"] < 5
+    assert any("nats less likely" in note for note in report["notes"]), "the network's own outputs misfit more"
 
 
 @pytest.mark.parametrize("structure", ["full", "kfac", "diag"])

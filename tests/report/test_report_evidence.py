@@ -15,11 +15,11 @@ from bnn_runner.report.tables import build
 def laplace_cell(write_cell):
     """laplace_cell(model, seed, evidence, test log-likelihood, ...)."""
 
-    def write(model, seed, evidence, loglik, over="all weights", decrement=0.1, **more):
+    def write(model, seed, evidence, loglik, over="all weights", decrement=0.1, mode="tangent", **more):
         score = {"metric": "marginal_loglik", "value": loglik, "better": "higher", "unit": "nats per point"}
         folder = write_cell("laplace", seed, [score], model=model, **more)
         facts = json.loads((folder / "cell.json").read_text())
-        facts["report"] = {"evidence_nats": evidence, "evidence_over": over, "mode": "tangent"}
+        facts["report"] = {"evidence_nats": evidence, "evidence_over": over, "mode": mode}
         facts["report"]["newton_decrement_nats"] = decrement
         (folder / "cell.json").write_text(json.dumps(facts))
 
@@ -80,6 +80,9 @@ def test_weights_far_from_their_optimum_are_told(laplace_cell):
 
     laplace_cell("a", 0, -3.0, -1.0, decrement=40.0)
     laplace_cell("b", 0, -4.0, -1.0)
+    (grid,) = evidence_grids(rankings(build(find_cells(laplace_cell.outputs))))
+    assert "method.mode=tangent" not in grid.note  # it is taken there already
+    laplace_cell("c", 0, -5.0, -1.0, decrement=40.0, mode="network")
     (grid,) = evidence_grids(rankings(build(find_cells(laplace_cell.outputs))))
     assert "method.mode=tangent" in grid.note
 
