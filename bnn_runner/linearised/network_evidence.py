@@ -32,8 +32,8 @@ FULL_UP_TO = 1000
 class NetworkEvidence:
     """Which curvature the evidence stands on, over all weights at w*.
 
-    `points`: a fresh random subset of so many training points a fit, whose curvature counts N/points
-    times, so that its expectation is that of all N; the log-likelihood is that of all points. None: all.
+    `points`: a random subset of so many training points, whose curvature counts N/points times, so that
+    its expectation is that of all N; the log-likelihood is that of all points. None: all.
     """
 
     structure: TensorStructure = "auto"

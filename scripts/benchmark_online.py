@@ -1,0 +1,185 @@
+"""Evidence during training (hyper=online): what it costs beside plain MAP, and what evidence it reaches.
+
+A LeNet on a subset of MNIST, a precision for each parameter tensor; updates every `frequency` epochs past the burn-in,
+with the exact GGN or a one-sample Fisher, on all training points or on a subset. Writes
+outputs/results/online_evidence.{csv,md}.
+
+    python scripts/benchmark_online.py                 all settings, two seeds (about 5 minutes of one core)
+    python scripts/benchmark_online.py --quick         fewer points and epochs, one seed, nothing written
+
+Times are CPU times of one thread, all settings in turn in one process, against the MAP trainings before and after
+them. The evidence of every row is measured alike at the end: exact GGN with Kronecker factors on all points, at the
+weights and precisions that the training ended with. The rows `map` have the precision of the data set's
+recommendation, and precisions chosen after training by MacKay's fixed point. A setting loses nothing where it gains,
+over the best that can be done after training, at least 95 % of what the dearest setting gains, and its test
+log-likelihood is no more than .01 nats below that one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bnn_runner.base import Network
+from bnn_runner.cells import table_text
+from bnn_runner.config import load_experiment
+from bnn_runner.hyper import FixedPoint
+from bnn_runner.linearised.network_evidence import NetworkEvidence
+from bnn_runner.linearised.output_curvature import Kind
+from bnn_runner.online import Online
+from bnn_runner.storage import write_text
+from bnn_runner.tasks import Task
+from bnn_runner.training import Group
+from bnn_runner.training_state import Lane, Recipe
+
+RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
+FREQUENCIES, STEPS_AN_EPOCH, BURN_IN = (1, 3), 10, 3
+CURVATURES: tuple[Kind, ...] = ("ggn", "mc_fisher")
+KEPT_SHARE, WORSE_NATS, AIM = 0.95, 0.01, 2.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: its setting's name, CPU seconds, evidence (nats), and scores on the test part (nats, fraction)."""
+
+    setting: str
+    seconds: float
+    evidence: float
+    test_loglik: float
+    accuracy: float
+
+
+def settings(points: int) -> dict[str, Online]:
+    """By name, the dearest first. As many steps in log λ at every frequency."""
+    return {
+        f"every {frequency}, {curvature}, {subset or 'all'}": Online(
+            burn_in=BURN_IN,
+            frequency=frequency,
+            curvature=curvature,
+            points=subset,
+            steps=STEPS_AN_EPOCH * frequency,
+        )
+        for frequency, curvature, subset in product(FREQUENCIES, CURVATURES, (None, points))
+    }
+
+
+def train(recipe: Recipe, task: Task, seed: int) -> tuple[Network, float]:
+    """The network and the CPU seconds of its training."""
+    group = Group(recipe, [Lane(task, seed)], torch.device("cpu"))
+    begin = time.process_time()
+    [network] = group.train(None, lambda *_: None)
+    return network, time.process_time() - begin
+
+
+def scored(setting: str, network: Network, seconds: float, task: Task, after: bool = False) -> Run:
+    """The run's row; `after` chooses the precisions at the trained weights."""
+    problem = NetworkEvidence("kfac").at(network, task, 0)
+    precisions = FixedPoint(family="layerwise").choose(problem).precisions if after else problem.start
+    x, labels = task.test.gather(torch.arange(len(task.test)))
+    assert labels is not None
+    with torch.no_grad():
+        outputs = network(x)
+    loglik = float(network.likelihood.log_prob(outputs, labels).mean())
+    right = float((outputs.argmax(-1) == labels).double().mean())
+    return Run(setting, seconds, float(problem.evidence(precisions)), loglik, right)
+
+
+def one_seed(seed: int, size: int, epochs: int, points: int) -> list[Run]:
+    words = ["data=mnist", "model=lenet", "method=map", f"data.train_size={size}", "data.test_size=2000"]
+    experiment = load_experiment([*words, f"schedule.epochs={epochs}"])
+    task = experiment.data.load(experiment.settings.data_path, seed).to(torch.device("cpu"), torch.float32)
+    plain = Recipe(experiment.model, experiment.schedule, experiment.prior, experiment.noise)
+    network, first = train(plain, task, seed)
+    runs = []
+    for name, rule in settings(points).items():
+        recipe = Recipe(experiment.model, experiment.schedule, experiment.prior, experiment.noise, rule=rule)
+        runs.append(scored(name, *train(recipe, task, seed), task))
+        print(f"seed {seed}: {runs[-1]}", flush=True)
+    seconds = (first + train(plain, task, seed)[1]) / 2
+    both = [scored("map", network, seconds, task), scored("map, fixed point after", network, seconds, task, after=True)]
+    return [*both, *runs]
+
+
+def table(seeds: Sequence[Sequence[Run]]) -> tuple[list[dict[str, Any]], str]:
+    """Means over seeds with their standard error, and what is to be said of them."""
+    rows = []
+    for runs in zip(*seeds, strict=True):
+        gains = [
+            (run.evidence - after.evidence) / (dearest.evidence - after.evidence)
+            for run, (_, after, dearest, *_) in zip(runs, seeds, strict=True)
+        ]
+        ratios = [run.seconds / map_run.seconds for run, (map_run, *_) in zip(runs, seeds, strict=True)]
+        rows.append(
+            {
+                "setting": runs[0].setting,
+                "time_over_map": statistics.mean(ratios),
+                "evidence_nats": statistics.mean(r.evidence for r in runs),
+                "evidence_se": statistics.stdev(r.evidence for r in runs) / len(runs) ** 0.5 if len(runs) > 1 else None,
+                "share_of_gain": statistics.mean(gains),
+                "test_loglik": statistics.mean(r.test_loglik for r in runs),
+                "accuracy": statistics.mean(r.accuracy for r in runs),
+                "seeds": len(runs),
+            }
+        )
+    dearest = rows[2]
+    whole = [
+        r
+        for r in rows[2:]
+        if r["share_of_gain"] >= KEPT_SHARE and r["test_loglik"] >= dearest["test_loglik"] - WORSE_NATS
+    ]
+    best = min(whole, key=lambda r: r["time_over_map"])
+    aim = "within" if best["time_over_map"] <= AIM else "above"
+    said = (
+        f"Cheapest setting that loses nothing ({KEPT_SHARE:.0%} of the gain of '{dearest['setting']}' over precisions "
+        f"chosen after training): **{best['setting']}**, {best['time_over_map']:.2f} times MAP "
+        f"({aim} the aim of {AIM:g})."
+    )
+    return rows, said
+
+
+def shown(rows: Sequence[dict[str, Any]], said: str) -> str:
+    lines = [
+        "| setting (epochs between updates, curvature, points) | time / MAP | log evidence [nats] | ± se "
+        "| share of gain | test log-lik [nats] | accuracy |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for r in rows:
+        error = "" if r["evidence_se"] is None else f"{r['evidence_se']:.1f}"
+        lines.append(
+            f"| {r['setting']} | {r['time_over_map']:.2f} | {r['evidence_nats']:.1f} | {error} | "
+            f"{r['share_of_gain']:.2f} | {r['test_loglik']:.4f} | {r['accuracy']:.4f} |"
+        )
+    return "\n".join([*lines, "", said]) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer points and epochs, one seed, nothing written")
+    parser.add_argument("--seeds", type=int, default=2, help="how many (default 2)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    size, epochs, points, count = (300, 5, 100, 1) if arguments.quick else (2000, 15, 500, arguments.seeds)
+    seeds = []
+    for seed in range(count):
+        seeds.append(one_seed(seed, size, epochs, points))
+        rows, said = table(seeds)
+        said = f"{said} LeNet, {size:,} images of MNIST, {epochs} epochs (the first "
+        said += f"{BURN_IN} without updates), {len(seeds)} seed(s), one thread."
+        print(shown(rows, said))
+        if not arguments.quick:
+            write_text(RESULTS / "online_evidence.md", shown(rows, said))
+            write_text(RESULTS / "online_evidence.csv", table_text(rows, list(rows[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
