@@ -27,6 +27,7 @@ BY_CLASS: dict[str, tuple[str, ...]] = {
 BY_STRUCTURE: dict[str, tuple[str, ...]] = {
     "kfac": ("martens2015", "botev2017", "grosse2016"),
     "ekfac": ("martens2015", "botev2017", "grosse2016", "george2018"),
+    "low_rank": ("halko2011", "gittens2016"),
 }
 """Of the curvature structures that a posterior's report may name."""
 
@@ -131,6 +132,14 @@ ENTRIES: dict[str, str] = {
     "george2018": """@inproceedings{george2018,
   author = {George, Thomas and Laurent, C{\\'e}sar and Bouthillier, Xavier and Ballas, Nicolas and Vincent, Pascal},
   title = {Fast approximate natural gradient descent in a {K}ronecker-factored eigenbasis}, booktitle = {NeurIPS}, year = {2018}}""",
+    "halko2011": """@article{halko2011,
+  author = {Halko, Nathan and Martinsson, Per-Gunnar and Tropp, Joel A.},
+  title = {Finding structure with randomness: probabilistic algorithms for constructing approximate matrix decompositions},
+  journal = {SIAM Review}, volume = {53}, number = {2}, pages = {217--288}, year = {2011}}""",
+    "gittens2016": """@article{gittens2016,
+  author = {Gittens, Alex and Mahoney, Michael W.},
+  title = {Revisiting the {N}ystr{\\"o}m method for improved large-scale machine learning},
+  journal = {Journal of Machine Learning Research}, volume = {17}, number = {117}, pages = {1--65}, year = {2016}}""",
     "krizhevsky2009": """@techreport{krizhevsky2009,
   author = {Krizhevsky, Alex}, title = {Learning multiple layers of features from tiny images},
   institution = {University of Toronto}, year = {2009}}""",
