@@ -40,8 +40,8 @@ from bnn_runner.tasks import Task
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 REFERENCE = "hmc"
 REGIONS = {"test": "data", "ood/gap": "gap", "ood/far": "far"}
-POINTS = 50  # of each region
-GRID = 400  # values of y
+POINTS = 30  # of each region
+GRID = 200  # values of y
 CHAINS = ["method.start=members", "method.chains=4", "method.length=4"]  # of 2,000 epochs, one step each
 METHODS: Mapping[str, Sequence[str]] = {
     REFERENCE: ["method.chains=8", "method.warmup=100", "method.draws=125", "method.max_leapfrogs=200"],
