@@ -40,8 +40,8 @@ from bnn_runner.tasks import Task
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 REFERENCE = "hmc"
 REGIONS = {"test": "data", "ood/gap": "gap", "ood/far": "far"}
-POINTS = 30  # of each region
-GRID = 200  # values of y
+POINTS = 20  # of each region
+GRID = 150  # values of y
 CHAINS = ["method.start=members", "method.chains=4", "method.length=4"]  # of 2,000 epochs, one step each
 METHODS: Mapping[str, Sequence[str]] = {
     REFERENCE: ["method.chains=8", "method.warmup=100", "method.draws=125", "method.max_leapfrogs=200"],
@@ -55,7 +55,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     "multi_swag": [],
     "mc_dropout": [],
     "concrete_dropout": [],
-    "bbb": ["method.noise=kept", "method.epochs=5000", "method.lr=0.005"],
+    "bbb": ["method.noise=kept", "method.epochs=3000", "method.lr=0.005"],
     "sgld": CHAINS,
     "psgld": CHAINS,
     "csgld": CHAINS,
