@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -37,7 +37,10 @@ def run_apart(work: Callable[..., None], *arguments: Any) -> tuple[int, int]:
         sys.stdout.flush()
         with _known_start_method(context):
             child.start()
-        child.join()
+        while child.exitcode is None:
+            child.join(2.0)
+            if asked:  # told again: a process that has only just begun may have missed it
+                _signal(child, signal.SIGTERM)
     code = child.exitcode
     child.close()
     return 1 if code is None else code, asked[0] if asked else 0
@@ -69,8 +72,7 @@ def _passed_on(child: Any) -> Iterator[list[int]]:
         # Ctrl-C on a terminal reaches the child by itself; twice it would mean "at once".
         again = number == signal.SIGINT and signal.SIGINT in asked
         asked.append(number)
-        if child.pid is not None and child.exitcode is None:
-            os.kill(child.pid, signal.SIGINT if again else signal.SIGTERM)
+        _signal(child, signal.SIGINT if again else signal.SIGTERM)
 
     found = {number: signal.signal(number, handle) for number in STOPPING}
     try:
@@ -78,6 +80,12 @@ def _passed_on(child: Any) -> Iterator[list[int]]:
     finally:
         for number, handler in found.items():
             signal.signal(number, handler)
+
+
+def _signal(child: Any, number: int) -> None:
+    if child.pid is not None and child.exitcode is None:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, number)
 
 
 def _work(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
