@@ -173,7 +173,9 @@ def run_hamiltonian(
         step = adapted.step if t < warmup else adapted.averaged
         random = torch.stack([torch.rand(2, generator=generator(s, "hmc", t), dtype=start.dtype) for s in seeds], 1)
         spread, uniform = random.to(start.device)
-        length = trajectory * (1 + jitter * (2 * spread - 1))
+        # What the limit allows is jittered as well: trajectories of one length can be whole turns of a direction.
+        longest = (most_leapfrogs * step / (1 + jitter)).clamp(max=trajectory)
+        length = longest * (1 + jitter * (2 * spread - 1))
         counts = (length / step).ceil().clamp(1, most_leapfrogs).long()
         moved = transition(point, target, step, counts, mass, noise.at(t), uniform)
         point = moved.point

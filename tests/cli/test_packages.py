@@ -12,7 +12,8 @@ def test_every_package_is_listed() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     folders = {p.parent for p in (ROOT / "bnn_runner").rglob("*.py")}
     found = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    found |= {"bnn_runner.conf"} | {f"bnn_runner.conf.{p.parent.name}" for p in (ROOT / "conf").glob("*/*.yaml")}
+    groups = {p.parent.relative_to(ROOT) for p in (ROOT / "conf").rglob("*.yaml")}
+    found |= {".".join(("bnn_runner", *folder.parts)) for group in groups for folder in (group, *group.parents)[:-1]}
     assert found == listed
     assert all((folder / "__init__.py").is_file() for folder in folders), "a folder with code has no __init__.py"
 

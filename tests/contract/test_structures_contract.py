@@ -16,6 +16,7 @@ from bnn_runner.linearised.algebra import Repairs
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.linearised.structures import Fit, Structure, rule_of
 from bnn_runner.linearised.subnetwork import choose
+from bnn_runner.memory import memory_budget
 from bnn_runner.methods.laplace import Laplace
 from tests.contract.choices import KINDS, METHODS, MODELS, fitting_task, make, small_model
 from tests.numerics.small_problems import context, make_network
@@ -63,8 +64,7 @@ def test_every_structure_is_fitted_or_refused(model: str) -> None:
         batches, batch = list(fit.batches()), jacobians(task.test.inputs)
         for structure in STRUCTURES:
             if structure == "block" and model in WIDE:
-                with pytest.MonkeyPatch.context() as patch, pytest.raises(RunFailed) as caught:
-                    patch.setattr("bnn_runner.linearised.block_fits.MAX_BLOCK_BYTES", 2**27)
+                with memory_budget(1 / 8), pytest.raises(RunFailed) as caught:
                     fitted(structure, jacobians, batches, task)
                 told = str(caught.value)
                 assert "GiB" in told and "weights" in told and "method.structure=kfac" in told

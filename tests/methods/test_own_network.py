@@ -163,13 +163,13 @@ def cells(folder: Path) -> dict[str, Path]:
     return {p.parent.parent.name: p.parent for p in folder.glob("outputs/runs/*/*/*/*/DONE")}
 
 
-def test_a_posterior_on_a_plain_network_in_one_command(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_posterior_on_a_plain_network_in_one_command(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Nothing is trained; the posterior's centre is the given network; the file may go away or be moved."""
     network = trained()
     torch.save(network.state_dict(), here / "mine.pt")
     words = [*SMALL, *OWN, "figures=false", "model.weights=mine.pt", "prior.precision=0.5"]
     assert run(["-m", *words, "method=map,laplace_last_layer,laplace_kfac,mc_dropout"]) == 0
-    told = capsys.readouterr().out
+    told = capfd.readouterr().out
     assert "trained networks: 1 given (mine.pt), nothing to train" in told
     assert re.search(r"train accuracy (0\.9|1\.0)", told), told
     made = cells(here)
@@ -190,10 +190,10 @@ def test_a_posterior_on_a_plain_network_in_one_command(here: Path, capsys: pytes
     save_file(weights_of(network), here / "elsewhere" / "copy.safetensors")
     moved = [w.replace("mine.pt", "elsewhere/copy.safetensors") for w in words]
     assert run([*moved, "method=laplace_kfac"]) == 0
-    assert "already finished" in capsys.readouterr().out
+    assert "already finished" in capfd.readouterr().out
     torch.save(trained(steps=100).state_dict(), here / "mine.pt")
     assert run([*words, "method=laplace_kfac"]) == 0
-    assert "already finished" not in capsys.readouterr().out
+    assert "already finished" not in capfd.readouterr().out
     assert len(list(here.glob("outputs/runs/*/*/laplace_kfac/*/DONE"))) == 2
 
 
