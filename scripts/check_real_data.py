@@ -50,7 +50,7 @@ class Checks:
         self.holds(done.returncode == 0, f"ends well, in {seconds:.0f} s")
         if done.returncode != 0:
             print(done.stdout[-3000:], done.stderr[-3000:], sep="\n")
-        return Ended(done.stdout, seconds)
+        return Ended(done.stdout + done.stderr, seconds)
 
     def holds(self, right: bool, what: str) -> None:
         self.failures += not right
