@@ -20,6 +20,7 @@ from bnn_runner.hyper import (
     range_problems,
     sum_by,
     tied,
+    tolerance_problems,
 )
 
 LONGEST = 1e4
@@ -48,10 +49,7 @@ class EM:
 
     def __post_init__(self) -> None:
         problems = range_problems(self.low, self.high, self.steps)
-        if not 0 < self.tolerance < 1:
-            problems.append(
-                f"hyper.tolerance={self.tolerance} is no change of a logarithm. It must be between 0 and 1."
-            )
+        problems += tolerance_problems(self.tolerance)
         raise_all(problems)
 
     def choose(self, problem: PrecisionProblem) -> Choice:

@@ -220,10 +220,7 @@ class FixedPoint:
 
     def __post_init__(self) -> None:
         problems = range_problems(self.low, self.high, self.steps)
-        if not 0 < self.tolerance < 1:
-            problems.append(
-                f"hyper.tolerance={self.tolerance} is no change of a logarithm. It must be between 0 and 1."
-            )
+        problems += tolerance_problems(self.tolerance)
         raise_all(problems)
 
     def choose(self, problem: PrecisionProblem) -> Choice:
@@ -314,6 +311,13 @@ def range_problems(low: float, high: float, steps: int) -> list[str]:
     if steps < 1:
         problems.append(f"hyper.steps={steps} searches nothing. It must be 1 or more.")
     return problems
+
+
+def tolerance_problems(tolerance: float) -> list[str]:
+    """What is wrong with the change of log λ at which a rule has settled."""
+    if 0 < tolerance < 1:
+        return []
+    return [f"hyper.tolerance={tolerance} is no change of a logarithm. It must be between 0 and 1."]
 
 
 def inside(start: Tensor, low: float, high: float) -> Tensor:

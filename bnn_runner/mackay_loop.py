@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from bnn_runner.base import Network
 from bnn_runner.errors import raise_all
-from bnn_runner.hyper import Choice, Fixed, FixedPoint, PrecisionProblem
+from bnn_runner.hyper import Choice, Fixed, FixedPoint, PrecisionProblem, tolerance_problems
 from bnn_runner.linearised.network_evidence import NetworkEvidence, TensorStructure
 from bnn_runner.linearised.output_curvature import Kind
 from bnn_runner.schedules import Schedule
@@ -47,10 +47,7 @@ class MacKayLoop:
             problems.append(f"hyper.rounds={self.rounds} trains nothing. It must be 1 or more.")
         if self.retrain_epochs is not None and self.retrain_epochs < 1:
             problems.append(f"hyper.retrain_epochs={self.retrain_epochs} trains nothing. Give 1 or more, or null.")
-        if not 0 < self.tolerance < 1:
-            problems.append(
-                f"hyper.tolerance={self.tolerance} is no change of a logarithm. It must be between 0 and 1."
-            )
+        problems += tolerance_problems(self.tolerance)
         raise_all(problems)
         self._fixed_point()  # refuses bounds that leave no room
 

@@ -47,8 +47,13 @@ def batch_bounds(num_points: int, batch_size: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _laid_out(grad: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient in its parameter's memory layout, in which the update reads all tensors (else it is scrambled)."""
+def _laid_out(grad: Tensor | None, parameter: Tensor) -> Tensor:
+    """The gradient in its parameter's memory layout, in which the update reads all tensors (else it is scrambled).
+
+    Zero for a parameter that nothing uses.
+    """
+    if grad is None:
+        return torch.zeros_like(parameter)
     return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)
 
 
@@ -84,12 +89,12 @@ class Group:
         self._given_prior = recipe.prior.precisions(self.module)
         self._moved = [t.detach() for t in self.state.trained]
 
-    @property
+    @cached_property
     def total_epochs(self) -> int:
         rule, schedule = self.recipe.rule, self.recipe.schedule
         return schedule.epochs if rule is None else rule.epochs(schedule)
 
-    @property
+    @cached_property
     def total_steps(self) -> int:
         return self.total_epochs * len(self.bounds)
 
@@ -184,12 +189,13 @@ class Group:
                     self._record_epoch(epoch, self._lr_at(state.step - 1))
                     self._tune(epoch + 1)
                 progress("training", state.step, self.total_steps)
+                stopping = stop()
                 if checkpoint is not None and (
-                    stop() or (ends_epoch and time.perf_counter() - last_saved > CHECKPOINT_SECONDS)
+                    stopping or (ends_epoch and time.perf_counter() - last_saved > CHECKPOINT_SECONDS)
                 ):
                     state.save(checkpoint)
                     last_saved = time.perf_counter()
-                if stop():
+                if stopping:
                     done = f"{state.step / per_epoch:.1f} of {self.total_epochs} epochs"
                     raise Interrupted(f"training stopped after {done}")
             state.seconds += time.perf_counter() - clock  # the last update of the prior
@@ -227,10 +233,10 @@ class Group:
         lr = self._lr_at(state.step)
         noise = {} if self._noise is None else self._noise.at(state.step, end - begin)
         nll = self._nll(self._outputs(x, noise), y, state.log_noise)
-        objective = nll.sum()
+        objective = nll if len(self.lanes) == 1 else nll.sum()  # one number, without an operation on it
         if (penalty := self._penalty()) is not None:
             objective = objective + penalty.sum() / self.num_points
-        grads = torch.autograd.grad(objective, state.trained, materialize_grads=True)  # some may be unused
+        grads = torch.autograd.grad(objective, state.trained, allow_unused=True)
         with torch.no_grad():
             state.optimizer.step(self._moved, [_laid_out(g, p) for g, p in zip(grads, self._moved, strict=True)], lr)
         state.step += 1

@@ -1,7 +1,8 @@
 """A job of a sweep runs in a process of its own: whatever ends it, and whatever it leaves behind, ends there.
 
 The processes are forked from a server that has imported everything and computed nothing, so that each
-begins with fresh random state, flags and memory within hundredths of a second.
+begins with fresh random state, flags and memory within hundredths of a second. The server lives as long as we do:
+what a child must have as it is now (environment, where output goes) is handed to it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 from bnn_runner.interrupts import STOPPING
@@ -32,9 +34,11 @@ def run_apart(work: Callable[..., None], *arguments: Any) -> tuple[int, int]:
     )
     if context.get_start_method() == "forkserver":
         context.set_forkserver_preload(PRELOADED)
-    child = context.Process(target=_work, args=(work, arguments))
+    now = dict(os.environ), (_Inherited(1), _Inherited(2))
+    child = context.Process(target=_work, args=(work, arguments, *now))
     with _passed_on(child) as asked:
         sys.stdout.flush()
+        sys.stderr.flush()
         with _known_start_method(context):
             child.start()
         while child.exitcode is None:
@@ -88,7 +92,32 @@ def _signal(child: Any, number: int) -> None:
             os.kill(child.pid, number)
 
 
-def _work(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+class _Inherited:
+    """A file descriptor that the child gets as it is when the child is started; there `put` gives it its number."""
+
+    def __init__(self, number: int, copy: Any = None) -> None:
+        self.number = number
+        self.copy = copy
+
+    def __reduce__(self) -> tuple[type[_Inherited], tuple[int, Any]]:
+        return _Inherited, (self.number, DupFd(self.number))
+
+    def put(self) -> None:
+        if self.copy is not None:
+            os.dup2(copy := self.copy.detach(), self.number)
+            os.close(copy)
+
+
+def _work(
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
+    environment: dict[str, str],
+    streams: tuple[_Inherited, ...],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream in streams:
+        stream.put()
     for number in STOPPING:  # the server ignores them, and one before the run can save anything ends it quietly
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     threading.Thread(target=_stop_with_parent, daemon=True).start()

@@ -25,12 +25,17 @@ from bnn_runner.tasks import Task
 
 @dataclass(frozen=True)
 class Decision:
-    """Precisions [T], curvature and Gaussian at them, evidence in nats, facts for the row, and what is to be told."""
+    """What the rule chose, `chosen` [T], and what comes of it: facts for the row, and what is to be told.
 
+    Where the noise was chosen too, `curvature` and `jacobians` are those of the network with it and `precisions` [T]
+    go with them; else they are those given and chosen.
+    """
+
+    chosen: Tensor
     precisions: Tensor
     curvature: Curvature
+    jacobians: Jacobians
     gaussian: WeightGaussian
-    evidence: float
     report: dict[str, Any]
     notes: list[str]
 
@@ -49,7 +54,8 @@ def decide(
 ) -> Decision:
     """`mode`, with `tolerance` and `passes` of the tangent model's optimum, as `Laplace` has them."""
     few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
-    invariant = scale_invariant(jacobians.network, few, jacobians.names)
+    # A part of a tensor can be scaled by itself: that no normalisation takes out again.
+    invariant = () if jacobians.chosen else scale_invariant(jacobians.network, few, jacobians.names)
     setting = Setting.of(task, jacobians, curvature, rule, invariant, repairs)
     point = point_of(mode, TangentModel(task, jacobians, progress), setting, rule, tolerance, passes)
     settled = setting.settled(point)
@@ -69,5 +75,14 @@ def decide(
         **point.choice.report,
         **point.report,
     }
-    notes = [*chosen.notes, *point.choice.notes, *point.notes, *decrement_notes(decrement, point.mode)]
-    return Decision(settled.precisions, settled.curvature, gaussian, settled.evidence, report, notes)
+    notes = [*chosen.notes, *point.choice.notes, *point.notes, *settled.notes]
+    notes += decrement_notes(decrement, point.mode)
+    return Decision(
+        point.choice.precisions,
+        settled.precisions,
+        settled.curvature,
+        settled.jacobians,
+        gaussian,
+        report,
+        notes,
+    )

@@ -25,6 +25,18 @@ from bnn_runner.tasks import Task
 Kind = Literal["ggn", "mc_fisher", "empirical_fisher"]
 
 
+def samples_problems(kind: Kind, samples: int) -> list[str]:
+    """Why `method.fisher_samples` cannot be, or would be ignored."""
+    if samples < 1:
+        return [f"method.fisher_samples={samples} samples nothing. It must be 1 or more."]
+    if samples > 1 and kind != "mc_fisher":
+        return [
+            f"method.fisher_samples={samples} would be ignored under method.curvature={kind}. "
+            "Use method.curvature=mc_fisher with it, or drop it."
+        ]
+    return []
+
+
 class _MeanVariance(Protocol):
     def mean_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]: ...
 

@@ -13,17 +13,15 @@ from bnn_runner.errors import raise_all
 from bnn_runner.hyper import HyperRule
 from bnn_runner.linearised.algebra import Repairs
 from bnn_runner.linearised.basis import Basis, HeldKind, basis
-from bnn_runner.linearised.families import Setting, family_problems
+from bnn_runner.linearised.decision import decide
+from bnn_runner.linearised.families import family_problems
 from bnn_runner.linearised.full import bytes_needed
-from bnn_runner.linearised.invariance import scale_invariant
 from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.linearised.low_rank import LowRankCurvature
-from bnn_runner.linearised.newton import decrement_notes, newton_decrement
-from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
-from bnn_runner.linearised.point import Mode, point_of
+from bnn_runner.linearised.output_curvature import Kind, OutputCurvature, samples_problems
+from bnn_runner.linearised.point import Mode
 from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace
 from bnn_runner.linearised.structures import Fit, Structure, rule_of
-from bnn_runner.linearised.tangent import TangentModel
 from bnn_runner.modes import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
@@ -66,19 +64,13 @@ class Laplace:
 
     def __post_init__(self) -> None:
         problems = []
-        if self.fisher_samples < 1:
-            problems.append(f"method.fisher_samples={self.fisher_samples} samples nothing. It must be 1 or more.")
         if self.tangent_passes is not None and self.tangent_passes < 1:
             problems.append(f"method.tangent_passes={self.tangent_passes} is no budget. It must be 1 or more.")
         if not 0 < self.tangent_tolerance < 1:
             problems.append(
                 f"method.tangent_tolerance={self.tangent_tolerance} is no ratio of gradients. It lies between 0 and 1."
             )
-        if self.fisher_samples > 1 and self.curvature != "mc_fisher":
-            problems.append(
-                f"method.fisher_samples={self.fisher_samples} would be ignored under method.curvature={self.curvature}."
-                " Use method.curvature=mc_fisher with it, or drop it."
-            )
+        problems += samples_problems(self.curvature, self.fisher_samples)
         if self.rank < 1:
             problems.append(f"method.rank={self.rank} keeps no eigenpair. It must be 1 or more.")
         elif self.rank != RANK and self.structure != "low_rank":
@@ -146,7 +138,7 @@ class Laplace:
         self, chosen: Basis, jacobians: Jacobians, task: Task, context: FitContext
     ) -> LinearisedLaplace | NetworkLaplace:
         """The posterior over the chosen weights, whose Jacobians are given. Gradients off, true float32."""
-        network, names, treatment = jacobians.network, chosen.names, dict(chosen.treatment)
+        treatment = dict(chosen.treatment)
         jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
         repairs = Repairs()
         structure = self._structure(task, jacobians)
@@ -155,45 +147,29 @@ class Laplace:
             treatment |= dict.fromkeys(group.members, rule_of(structure, jacobians, group))
 
         assert context.hyper is not None
-        few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
-        # A part of a tensor can be scaled by itself: that no normalisation takes out again.
-        invariant = () if jacobians.chosen else scale_invariant(network, few, names)
-        setting = Setting.of(task, jacobians, curvature, context.hyper, invariant, repairs)
-        tangent = TangentModel(task, jacobians, context.progress)
-        point = point_of(self.mode, tangent, setting, context.hyper, self.tangent_tolerance, self.tangent_passes)
-        settled = setting.settled(point)
-        jacobians, precisions = settled.jacobians, settled.precisions
-        gaussian = settled.curvature.gaussian(precisions)
-        decrement = newton_decrement(task, jacobians, setting.prior.diagonal(precisions), gaussian)
-        notes = [*chosen.notes, *point.choice.notes, *point.notes, *settled.notes]
-        dropped: dict[str, Any] = {}
+        made = decide(
+            task,
+            jacobians,
+            chosen,
+            curvature,
+            context.hyper,
+            repairs,
+            self.mode,
+            self.tangent_tolerance,
+            self.tangent_passes,
+            context.progress,
+        )
+        report: dict[str, Any] = {"structure": structure, "output_curvature": self.curvature, **made.report}
+        notes = made.notes
         if isinstance(curvature, LowRankCurvature):
-            dropped, told = curvature.facts(point.choice.precisions)
-            notes += told
-        notes += decrement_notes(decrement, point.mode)
-        report: dict[str, Any] = {
-            "structure": structure,
-            "output_curvature": self.curvature,
-            "weights_in_basis": sum(jacobians.sizes().values()),
-            "mode": point.mode,
-            "evidence_nats": settled.evidence,
-            "evidence_over": chosen.described,
-            "train_loglik_nats": settled.loglik,
-            "newton_decrement_nats": decrement,
-            "scale_invariant": list(invariant),
-            "effective_dimension": float(settled.curvature.effective_dimensions(precisions).sum()),
-            **settled.report,
-            **dropped,
-            **point.choice.report,
-            **point.report,
-            "repairs": dict(repairs),
-            "notes": notes,
-        }
+            dropped, told = curvature.facts(made.chosen)
+            report, notes = report | dropped, [*notes, *told]
+        report |= {"repairs": dict(repairs), "notes": notes}
         kind = NetworkLaplace if self.predict == "network" else LinearisedLaplace
         return kind(
-            jacobians=jacobians,
-            gaussian=gaussian,
-            likelihood=jacobians.network.likelihood,
+            jacobians=made.jacobians,
+            gaussian=made.gaussian,
+            likelihood=made.jacobians.network.likelihood,
             report=report,
             treatment=treatment,
         )

@@ -24,7 +24,7 @@ from bnn_runner.linearised.functional import (
     off_the_features,
 )
 from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
-from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
+from bnn_runner.linearised.output_curvature import Kind, OutputCurvature, samples_problems
 from bnn_runner.linearised.posterior import LinearisedLaplace
 from bnn_runner.linearised.rows import TrainingRows
 from bnn_runner.modes import true_float32
@@ -65,15 +65,10 @@ class LaplaceFunctional:
                 ("points", self.points),
                 ("features", self.features),
                 ("pivots", self.pivots),
-                ("fisher_samples", self.fisher_samples),
             )
             if value is not None and value < 1
         ]
-        if self.fisher_samples > 1 and self.curvature != "mc_fisher":
-            problems.append(
-                f"method.fisher_samples={self.fisher_samples} would be ignored under method.curvature={self.curvature}."
-                " Use method.curvature=mc_fisher with it, or drop it."
-            )
+        problems += samples_problems(self.curvature, self.fisher_samples)
         raise_all(problems)
 
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:

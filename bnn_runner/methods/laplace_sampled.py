@@ -18,7 +18,7 @@ from bnn_runner.linearised.decision import decide
 from bnn_runner.linearised.families import noise_of
 from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.linearised.lanczos import Spectrum
-from bnn_runner.linearised.output_curvature import Kind, OutputCurvature
+from bnn_runner.linearised.output_curvature import Kind, OutputCurvature, samples_problems
 from bnn_runner.linearised.point import Mode
 from bnn_runner.linearised.posterior import SampledLaplace
 from bnn_runner.linearised.rows import TrainingRows
@@ -71,7 +71,6 @@ class LaplaceSampled:
         problems = [
             f"method.{name}={value} is no number of these. It must be {least} or more."
             for name, value, least in (
-                ("fisher_samples", self.fisher_samples, 1),
                 ("tangent_passes", 1 if self.tangent_passes is None else self.tangent_passes, 1),
                 ("passes", self.passes, 3),
                 ("sgd_passes", self.sgd_passes, 3),
@@ -105,11 +104,7 @@ class LaplaceSampled:
                 "method.objective=noisy_targets would be ignored under method.solver=cg, for which both objectives "
                 "are the same linear problem. Use method.solver=sgd with it, or drop it."
             )
-        if self.fisher_samples > 1 and self.curvature != "mc_fisher":
-            problems.append(
-                f"method.fisher_samples={self.fisher_samples} would be ignored under method.curvature={self.curvature}."
-                " Use method.curvature=mc_fisher with it, or drop it."
-            )
+        problems += samples_problems(self.curvature, self.fisher_samples)
         raise_all(problems)
 
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from bnn_runner import runner
+from bnn_runner.cli.isolation import run_apart
 from bnn_runner.config import load_experiment
 from bnn_runner.errors import Interrupted
 from bnn_runner.interrupts import STOPPING, stop_on_signals
@@ -171,6 +172,35 @@ def test_a_sweep_asked_to_stop_is_cut_and_goes_on(folder: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ plan
+
+
+def speak(path: Path) -> None:
+    path.write_text(os.environ["WORD"])
+    print("out", os.environ["WORD"], flush=True)
+    print("err", os.environ["WORD"], file=sys.stderr, flush=True)
+
+
+def test_each_job_has_the_environment_and_the_streams_of_its_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted bug: jobs of a second sweep in one process (a notebook) in the first one's environment, and telling
+    where the first one told.
+    """
+    kept = [os.dup(1), os.dup(2)]
+    try:
+        for word in ("first", "second"):
+            with (tmp_path / f"{word}.txt").open("w") as told:
+                os.dup2(told.fileno(), 1)
+                os.dup2(told.fileno(), 2)
+                monkeypatch.setenv("WORD", word)
+                assert run_apart(speak, tmp_path / "read.txt") == (0, 0)
+            assert (tmp_path / "read.txt").read_text() == word
+    finally:
+        for number, copy in enumerate(kept, 1):
+            os.dup2(copy, number)
+            os.close(copy)
+    for word in ("first", "second"):
+        assert (tmp_path / f"{word}.txt").read_text().split("\n")[:-1] == [f"out {word}", f"err {word}"]
 
 
 def plan(points: list[list[str]], folder: Path, **changes):
