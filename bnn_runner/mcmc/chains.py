@@ -144,8 +144,9 @@ def run_hamiltonian(
 ) -> HamiltonianRun:
     """`warmup` adapting transitions, then every `thinning`-th of draws × thinning with the step size fixed.
 
-    Trajectories have length `trajectory` · (1 ± jitter) in units of the mass's inverse root, at most
-    `most_leapfrogs` steps. Raises `RunFailed` where the start has no finite density.
+    Trajectories have length `trajectory` · (1 ± jitter) in units of the mass's inverse root; where that may be
+    more than `most_leapfrogs` steps, `trajectory` is shortened until it is not. Raises `RunFailed` where the start
+    has no finite density.
     """
     lanes, size = start.shape
     noise = ChainNoise(seeds, "hmc momentum", size, start.dtype, start.device)

@@ -33,8 +33,8 @@ class HMC:
     """HMC (Neal 2011) with dual-averaging step sizes (Hoffman & Gelman 2014) and the prior precision as mass.
 
     With that mass, `trajectory` is in prior standard deviations; π/2 is the choice of Izmailov et al. (2021). It
-    is jittered by ± `jitter` (a share), and takes at most `max_leapfrogs` steps. `warmup` transitions adapt the
-    step to an `acceptance`; then `draws` transitions × `thinning` give `draws` draws from each of `chains`
+    is shortened to what `max_leapfrogs` steps reach and jittered by ± `jitter` (a share). `warmup` transitions
+    adapt the step to an `acceptance`; then `draws` transitions × `thinning` give `draws` draws from each of `chains`
     chains. The target is the posterior to the power 1/posterior_temperature, noise held at its MAP value.
     Networks above 20,000 weights are refused without `force`.
     """
