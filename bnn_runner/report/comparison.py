@@ -1,4 +1,4 @@
-"""The comparison figure: methods side by side for every metric and data set, and joint scores against block size."""
+"""The comparison figure: methods side by side for every metric and data set (curves: `sweep_curves`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bnn_runner.report import style
-from bnn_runner.report.columns import Column, group_of, is_companion
-from bnn_runner.report.tables import Entry, Row, Table, aggregate
+from bnn_runner.report.columns import Column
+from bnn_runner.report.tables import Entry, Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,20 +20,21 @@ _ACROSS = 4
 _PANEL_WIDTH = 2.6
 
 
-def comparison_figure(table: Table, path: Path) -> Path:
+def comparison_figure(table: Table, path: Path) -> Path | None:
     """One block of panels for each data set and model; error bars are ± one standard error over seeds.
 
     A method looks the same in every panel. Not-a-number entries are named at their place, never left
-    out without a word; hollow markers are not converged in the number of draws.
+    out without a word; hollow markers are not converged in the number of draws. None where no score applies.
     """
     from matplotlib.figure import Figure
 
-    blocks = blocks_of(table)
+    blocks = {block: rows for block, rows in blocks_of(table).items() if _shown(table, rows)}
+    if not blocks:
+        return None
     looks = {name: i for i, name in enumerate(dict.fromkeys(identity(r) for rows in blocks.values() for r in rows))}
-    most = min(_MAX_PANELS, max(2, _MOST_PANELS // len(blocks) - 1))
+    most = min(_MAX_PANELS, max(2, _MOST_PANELS // len(blocks)))
     columns = {block: _shown(table, rows)[:most] for block, rows in blocks.items()}
-    curves = {block: _curves(rows) for block, rows in blocks.items()}
-    panels = {block: len(columns[block]) + bool(curves[block]) for block in blocks}
+    panels = {block: len(columns[block]) for block in blocks}
     across = min(_ACROSS, max(panels.values()))
     heights = [
         0.4 + math.ceil(panels[block] / across) * (1.15 + max(0.9, 0.32 * len(rows))) for block, rows in blocks.items()
@@ -51,8 +52,6 @@ def comparison_figure(table: Table, path: Path) -> Path:
         labels = labels_of(table, rows)
         for i, column in enumerate(columns[block]):
             _dots(axes[i], rows, column, labels if i % across == 0 else None, look)
-        if curves[block]:
-            _joint(axes[panels[block] - 1], curves[block], look)
     return style.save(figure, path)
 
 
@@ -92,7 +91,7 @@ def _dots(ax: Axes, rows: Sequence[Row], column: Column, labels: Sequence[str] |
         face = "white" if entry.marked else tone
         ax.errorbar([entry.mean], [i], xerr=[error], fmt=shape, color=tone, mfc=face, markersize=6, capsize=3)
     ax.set_yticks(range(len(rows)), labels or [""] * len(rows))
-    if labels:  # coloured as in the panel of curves, which has no legend of its own
+    if labels:  # coloured as in the figure of curves
         for text, i in zip(ax.get_yticklabels(), look, strict=True):
             text.set_color(style.colour(i))
     ax.set_ylim(len(rows) - 0.5, -0.5)
@@ -110,39 +109,3 @@ def _word(entry: Entry | None) -> str:
     if entry is None:
         return "—"
     return "n/a" if not entry.n else f"not a number ({entry.nonfinite} of {entry.n})"
-
-
-Curve = list[tuple[int, Entry]]
-
-
-def _curves(rows: Sequence[Row]) -> dict[int, Curve]:
-    """Row place -> joint log-likelihood at each tau of the plain joint score on the test points."""
-    curves: dict[int, Curve] = {}
-    for i, row in enumerate(rows):
-        cells = list(row.group.done.values())
-        columns = {k for c in cells for k in c.main_scores if k.tau and k.kappa is None and not is_companion(k.metric)}
-        joint = sorted((c for c in columns if group_of(c.metric) == "joint"), key=lambda c: (c.metric, c.tau or 0))
-        names = [c.metric for c in joint]
-        joint = [c for c in joint if c.metric == max(names, key=names.count)]
-        curve = []
-        for column in joint:
-            scores = [c.main_scores[column] for c in cells if column in c.main_scores]
-            entry = aggregate(scores)
-            if entry.n and math.isfinite(entry.mean):
-                curve.append((column.tau or 1, entry))
-        if len(curve) > 1:
-            curves[i] = curve
-    return curves
-
-
-def _joint(ax: Axes, curves: dict[int, Curve], look: Sequence[int]) -> None:
-    for i, curve in curves.items():
-        taus = [tau for tau, _ in curve]
-        means = [e.mean / tau for tau, e in curve]
-        errors = [e.standard_error / tau if math.isfinite(e.standard_error) else 0.0 for tau, e in curve]
-        tone, shape = style.colour(look[i]), style.marker(look[i])
-        ax.errorbar(taus, means, yerr=errors, capsize=2, color=tone, marker=shape, markersize=4, linewidth=1.2)
-    ax.set_title("joint, per point", fontsize=9)
-    ax.set_xlabel("block size tau", fontsize=8)
-    ax.set_ylabel("log-lik. / tau [nats]", fontsize=8)
-    ax.locator_params(axis="x", integer=True, nbins=6)

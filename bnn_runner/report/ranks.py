@@ -9,7 +9,6 @@ from bnn_runner.errors import UserError
 from bnn_runner.report.cells import ScoreRow
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
-from bnn_runner.report.render import header
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 Name = tuple[str, ...]
@@ -40,7 +39,7 @@ def mean_ranks(table: Table) -> Grid:
         lines.append(Line(name, entries, max(e.n for e in entries)))
     told = "; ".join(f"{c.label}: {len(found[c][names[0]])} of {len(blocks)}" for c in columns)
     note = f"Rank 1 is best; mean ± standard error over data sets. Data sets with a number of every method: {told}."
-    heads = tuple(f"rank of {header(c, table)}" for c in columns)
+    heads = tuple(f"rank of {c.label} ↓" for c in columns)
     return Grid("mean ranks", ("method", *table.extra), 1 + len(table.extra), heads, tuple(lines), note)
 
 

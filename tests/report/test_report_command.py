@@ -80,3 +80,10 @@ def test_filters_that_match_nothing_together(nine_cells, capsys):
     nine_cells("sgld", 0, data="boston")
     assert _run(nine_cells, "--method", "sgld", "--data", "yacht") == 2
     assert "together" in capsys.readouterr().err
+
+
+def test_scores_that_do_not_apply_draw_nothing(write_cell):
+    """Planted bug: a figure of no panels, which ends in an error."""
+    write_cell(scores=[{"metric": "ood_auroc", "value": "nan", "status": "n/a", "note": "one function"}])
+    assert _run(write_cell) == 0
+    assert not (write_cell.outputs / "results" / "comparison.png").exists()
