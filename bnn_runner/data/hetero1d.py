@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from bnn_runner.data.fields import count_problems, is_number
+from bnn_runner.data.fields import is_number
 from bnn_runner.data.gap1d import smooth_truth
-from bnn_runner.data.splits import Sizes, divide
+from bnn_runner.data.generated import beyond, made_parts, made_problems, normals, uniforms
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
-from bnn_runner.streams import generator
 from bnn_runner.tasks import Task, TaskSpec
 
 EDGE, FAR = 3.0, 5.0
 """Inputs lie in [-EDGE, EDGE]; "far" reaches out to FAR."""
-NUM_OOD = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +35,14 @@ class Hetero1D:
 
     def spec(self) -> TaskSpec:
         """What is known before generating. Raises `UserError` for values that cannot be."""
-        counts = count_problems(1, num_train=self.num_train, num_test=self.num_test)
-        known = (0, 0) if counts else (self.num_train, self.num_test)
         noises = [
             f"data.{key}={value} cannot be. It is the standard deviation of the noise at one edge. "
             f"Give a number above 0, for example data.{key}=0.2."
             for key, value in (("noise_left", self.noise_left), ("noise_right", self.noise_right))
             if not (is_number(value) and value > 0)
         ]
-        raise_all(counts + noises + self._sizes.problems(*known))
+        raise_all(made_problems(self, 1) + noises)
         return TaskSpec("hetero1d", "regression", (1,), 1, self.val_fraction)
-
-    @property
-    def _sizes(self) -> Sizes:
-        return Sizes(self.val_fraction, self.train_size, self.test_size)
 
     def true_noise(self, x: Tensor) -> Tensor:
         """σ(x) [M, 1] at inputs [M, 1]: from `noise_left` to `noise_right`, evenly in the logarithm."""
@@ -60,16 +51,7 @@ class Hetero1D:
     def load(self, data_dir: Path, seed: int) -> Task:
         """Generate the points; `data_dir` is not used."""
         spec = self.spec()
-        inputs, errors = [], []
-        for count, part in ((self.num_train, "train"), (self.num_test, "test")):
-            u = torch.rand(count, 1, generator=generator(seed, "hetero1d", part, "inputs"), dtype=torch.float64)
-            inputs.append(EDGE * (2 * u - 1))
-            stream = generator(seed, "hetero1d", part, "noise")
-            errors.append(torch.randn(count, 1, generator=stream, dtype=torch.float64))
-        x = torch.cat(inputs)
-        y = smooth_truth(x) + self.true_noise(x) * torch.cat(errors)
-        rows = torch.arange(len(x))
-        parts = divide(rows[: self.num_train], rows[self.num_train :], self._sizes, seed, None, None)
-        far = EDGE + (FAR - EDGE) * torch.linspace(0, 1, NUM_OOD // 2 + 1, dtype=torch.float64)[1:, None]
-        ood = {"far": torch.cat([-far.flip(0), far])}
+        x = EDGE * (2 * uniforms(self, "hetero1d", seed) - 1)
+        y = smooth_truth(x) + self.true_noise(x) * normals(self, "hetero1d", seed, "noise")
+        parts, ood = made_parts(self, seed), {"far": beyond(-EDGE, EDGE, (-FAR, FAR))}
         return table_task(spec, x, y, parts, ood=ood, truth=smooth_truth, true_noise=self.true_noise)

@@ -10,14 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.data.fields import count_problems, noise_problems
-from bnn_runner.data.splits import Sizes, divide
+from bnn_runner.data.fields import noise_problems
+from bnn_runner.data.generated import beyond, made_parts, made_problems, normals, uniforms
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
-from bnn_runner.streams import generator
 from bnn_runner.tasks import Task, TaskSpec
-
-NUM_OOD = 100
 
 
 @dataclass(frozen=True)
@@ -63,44 +60,19 @@ class MadeCurve:
 
     def spec(self) -> TaskSpec:
         """What is known before generating. Raises `UserError` for values that cannot be."""
-        counts = count_problems(1, num_train=self.num_train, num_test=self.num_test)
+        problems = made_problems(self, 1) + noise_problems(self.noise)
         if self.name not in CURVES:
-            counts.append(
+            problems.append(
                 f"data.name={self.name} is not known. The curves are {', '.join(CURVES)}. Choose one of them."
             )
-        known = (0, 0) if counts else (self.num_train, self.num_test)
-        raise_all(counts + noise_problems(self.noise) + self._sizes.problems(*known))
+        raise_all(problems)
         return TaskSpec(self.name, "regression", (1,), 1, self.val_fraction)
-
-    @property
-    def _sizes(self) -> Sizes:
-        return Sizes(self.val_fraction, self.train_size, self.test_size)
 
     def load(self, data_dir: Path, seed: int) -> Task:
         """Generate the points; `data_dir` is not used."""
         spec, curve = self.spec(), CURVES[self.name]
-        train_x, train_y = self._points(self.num_train, seed, "train")
-        test_x, test_y = self._points(self.num_test, seed, "test")
-        rows = torch.arange(self.num_train + self.num_test)
-        parts = divide(rows[: self.num_train], rows[self.num_train :], self._sizes, seed, None, None)
-        reach = torch.linspace(0, 1, NUM_OOD // 2 + 1, dtype=torch.float64)[1:, None]
-        below, above = curve.shown[0] - curve.low, curve.shown[1] - curve.high
-        far = torch.cat([(curve.low + below * reach).flip(0), curve.high + above * reach])
-        return table_task(
-            spec,
-            torch.cat([train_x, test_x]),
-            torch.cat([train_y, test_y]),
-            parts,
-            ood={"far": far},
-            truth=curve.truth,
-        )
-
-    def _points(self, count: int, seed: int, part: str) -> tuple[Tensor, Tensor]:
-        """Inputs and outputs [count, 1]."""
-        curve = CURVES[self.name]
-        u = torch.rand(count, 1, generator=generator(seed, self.name, part, "inputs"), dtype=torch.float64)
-        x = curve.low + (curve.high - curve.low) * u
-        e = torch.randn(count, 1, generator=generator(seed, self.name, part, "noise"), dtype=torch.float64) * self.noise
-        if curve.noise_inside:
-            return x, curve.truth(x + e)
-        return x, curve.truth(x) + e
+        x = curve.low + (curve.high - curve.low) * uniforms(self, self.name, seed)
+        e = self.noise * normals(self, self.name, seed, "noise")
+        y = curve.truth(x + e) if curve.noise_inside else curve.truth(x) + e
+        ood = {"far": beyond(curve.low, curve.high, curve.shown)}
+        return table_task(spec, x, y, made_parts(self, seed), ood=ood, truth=curve.truth)

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.data.fields import count_problems, noise_problems
-from bnn_runner.data.splits import Sizes, divide
+from bnn_runner.data.fields import noise_problems
+from bnn_runner.data.generated import made_parts, made_problems
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.streams import derive_seed, generator
@@ -37,22 +37,14 @@ class TwoMoons:
 
     def spec(self) -> TaskSpec:
         """What is known before generating. Raises `UserError` for values that cannot be."""
-        counts = count_problems(2, num_train=self.num_train, num_test=self.num_test)
-        known = (0, 0) if counts else (self.num_train, self.num_test)
-        raise_all(counts + noise_problems(self.noise) + self._sizes.problems(*known))
+        raise_all(made_problems(self, 2) + noise_problems(self.noise))
         return TaskSpec("two_moons", "classification", (2,), 2, self.val_fraction)
-
-    @property
-    def _sizes(self) -> Sizes:
-        return Sizes(self.val_fraction, self.train_size, self.test_size)
 
     def load(self, data_dir: Path, seed: int) -> Task:
         """Generate the points; `data_dir` is not used."""
         spec = self.spec()
         x_train, y_train = _moons(self.num_train, self.noise, seed, "train")
         x_test, y_test = _moons(self.num_test, self.noise, seed, "test")
-        rows = torch.arange(self.num_train + self.num_test)
-        parts = divide(rows[: self.num_train], rows[self.num_train :], self._sizes, seed, y_train, y_test)
         u = torch.rand(2, NUM_OOD, generator=generator(seed, "two_moons", "far"), dtype=torch.float64)
         radius, angle = RING[0] + (RING[1] - RING[0]) * u[0], 2 * torch.pi * u[1]
         far = torch.stack([CENTRE[0] + radius * angle.cos(), CENTRE[1] + radius * angle.sin()], dim=1)
@@ -60,7 +52,7 @@ class TwoMoons:
             spec,
             torch.cat([x_train, x_test]),
             torch.cat([y_train, y_test]),
-            parts,
+            made_parts(self, seed, y_train, y_test),
             ood={"far": far},
             class_names=("upper", "lower"),
         )
