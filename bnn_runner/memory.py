@@ -23,6 +23,9 @@ _T = TypeVar("_T")
 LARGEST_BYTES = 4 * 2**30
 """What matrices of one fit may take together where no budget is set."""
 
+KEPT_BYTES = 2**30
+"""What a fit keeps between its passes over the data, at most: a quarter of the budget if that is less."""
+
 TOLD_BYTES = 2**29
 """Allocations from this size on are told of before they are made."""
 
@@ -46,6 +49,11 @@ class MemoryBudget:
     def most_bytes(self) -> int:
         """What matrices of one fit may take together."""
         return LARGEST_BYTES if self.gigabytes is None else int(self.gigabytes * 2**30)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What a fit may keep between its passes over the data, so as not to make it anew."""
+        return min(KEPT_BYTES, self.most_bytes // 4)
 
     def floats(self, share: float) -> float:
         """Numbers (of 4 bytes) in a share of the budget; without end where none is set."""

@@ -57,7 +57,7 @@ def decide(
     # A part of a tensor can be scaled by itself: that no normalisation takes out again.
     invariant = () if jacobians.chosen else scale_invariant(jacobians.network, few, jacobians.names)
     setting = Setting.of(task, jacobians, curvature, rule, invariant, repairs)
-    point = point_of(mode, TangentModel(task, jacobians, progress), setting, rule, tolerance, passes)
+    point = point_of(mode, TangentModel(task, jacobians, progress, repairs), setting, rule, tolerance, passes)
     settled = setting.settled(point)
     gaussian = settled.curvature.gaussian(settled.precisions)
     prior = setting.prior.diagonal(settled.precisions)

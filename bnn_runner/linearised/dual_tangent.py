@@ -18,6 +18,7 @@ from bnn_runner.linearised.algebra import Repairs, cholesky, wide
 from bnn_runner.linearised.blocks import one_position
 from bnn_runner.linearised.factors import Dense, TensorJacobian
 from bnn_runner.linearised.jacobians import Jacobians
+from bnn_runner.memory import budget, halving
 from bnn_runner.tasks import Task
 
 MOST_ROWS = 4000
@@ -38,7 +39,11 @@ def affordable(task: Task, jacobians: Jacobians) -> bool:
     if rows > MOST_ROWS or rows >= sum(sizes.values()):
         return False
     parts = _parts(jacobians, rows)
-    return len(parts) <= MOST_PASSES and rows * max(sizes.values()) * _item(jacobians) <= ROWS_BYTES
+    return len(parts) <= MOST_PASSES and rows * max(sizes.values()) * _item(jacobians) <= _rows_bytes()
+
+
+def _rows_bytes() -> int:
+    return min(ROWS_BYTES, budget().kept_bytes)
 
 
 def _item(jacobians: Jacobians) -> int:
@@ -48,10 +53,10 @@ def _item(jacobians: Jacobians) -> int:
 def _parts(jacobians: Jacobians, rows: int) -> list[list[str]]:
     """The tensors in order, in parts whose rows fit the memory; each part costs a pass over the data."""
     parts: list[list[str]] = []
-    held = ROWS_BYTES + 1
+    held, most = _rows_bytes() + 1, _rows_bytes()
     for name, size in jacobians.sizes().items():
         needed = rows * size * _item(jacobians)
-        if held + needed > ROWS_BYTES:
+        if held + needed > most:
             parts.append([])
             held = 0
         parts[-1].append(name)
@@ -70,6 +75,7 @@ class Grams:
     task: Task
     jacobians: Jacobians
     progress: Callable[[str, int, int], None]
+    repairs: Repairs = field(default_factory=Repairs, repr=False)
     passes: int = 0
     made: int = 0
     _made_for: Tensor | None = field(default=None, repr=False)
@@ -85,7 +91,8 @@ class Grams:
         """G at the diagonal `precisions` [P] of Λ; a weight whose precision is 0 is held and has no part."""
         factors = self._multiples(precisions)
         if factors is None:
-            self._make(precisions)
+            halving(lambda: self._make(precisions), lambda: self.jacobians.halve(self.repairs))
+            self.made += 1
             factors = [1.0] * len(self._kept)
         total = torch.zeros_like(self._kept[0][1])
         for factor, (_, gram) in zip(factors, self._kept, strict=True):
@@ -110,7 +117,7 @@ class Grams:
 
     def _make(self, precisions: Tensor) -> None:
         sizes, dtype = self.jacobians.sizes(), self.jacobians.network.parameters[self.jacobians.names[0]].dtype
-        single = 8 * len(sizes) * self.rows**2 <= GRAM_BYTES
+        single = 8 * len(sizes) * self.rows**2 <= min(GRAM_BYTES, budget().kept_bytes)
         self._made_for, self._kept = precisions, []
         self.centre_outputs = torch.zeros(self.rows, dtype=precisions.dtype, device=precisions.device)
         start = 0
@@ -130,11 +137,10 @@ class Grams:
     def _tensors(self) -> Iterator[tuple[str, list[TensorJacobian]]]:
         """The Jacobian of each tensor in order, batch by batch."""
         outputs = self.task.spec.num_outputs
-        self.made += 1
         parts, done = _parts(self.jacobians, self.rows), 0
         for names in parts:
             self.passes += 1
-            jacobians = Jacobians(self.jacobians.network, tuple(names), self.jacobians.chosen)
+            jacobians = self.jacobians.of(tuple(names))
             jacobians.learn_shapes(self.task.train.gather(torch.arange(min(2, len(self.task.train))))[0])
             pieces: dict[str, list[TensorJacobian]] = {name: [] for name in names}
             for x, _ in self.task.train.batches(jacobians.batch_size(outputs)):

@@ -73,9 +73,18 @@ class Factored:
         return out
 
     def pull(self, values: Tensor) -> Tensor:
-        """Σ_b J_bᵀ u_b for values [B, C]: [o·d]."""
-        grads = torch.einsum("bcot,bc->bot", self.grads, values)
-        return torch.einsum("bot,bdt->od", grads, self.inputs).reshape(-1)
+        """Σ_b J_bᵀ u_b for values [B, C, S]: [S, o·d]."""
+        b, c, o, t = self.grads.shape
+        d, s = self.read.shape[1], values.shape[-1]
+        out = values.new_empty(s, o * d)
+        inputs = self.inputs.mT.reshape(b * t, d)
+        grads = self.grads.reshape(b, c, o * t).mT
+        step = max(1, FLOATS_AT_ONCE // (b * t * o))
+        for i in range(0, s, step):
+            met = torch.bmm(grads, values[..., i : i + step]).reshape(b, o, t, -1)
+            met = met.permute(3, 1, 0, 2).reshape(-1, b * t)  # [S·o, B·T]
+            out[i : i + step] = (met @ inputs).reshape(-1, o * d)
+        return out
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class Dense:
         return self.values @ deltas.T
 
     def pull(self, values: Tensor) -> Tensor:
-        return torch.einsum("bcp,bc->p", self.values, values)
+        return values.flatten(0, 1).T @ self.values.flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -128,9 +137,9 @@ class Looked:
 
     def pull(self, values: Tensor) -> Tensor:
         """Σ_b J_bᵀ u_b for values [B, C]: [V·D]."""
-        moved = torch.einsum("bctd,bc->btd", self.grads, values)
-        out = moved.new_zeros(self.rows, moved.shape[-1])
-        return out.index_add_(0, self.ids.flatten(), moved.flatten(0, 1)).reshape(-1)
+        moved = torch.einsum("bctd,bcs->sbtd", self.grads, values)
+        out = moved.new_zeros(len(moved), self.rows, moved.shape[-1])
+        return out.index_add_(1, self.ids.flatten(), moved.flatten(1, 2)).flatten(1)
 
 
 TensorJacobian = Factored | Dense | Looked

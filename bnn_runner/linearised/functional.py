@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.linearised.rows import TrainingRows
 from bnn_runner.linearised.sampling import whitening
 from bnn_runner.linearised.solvers import Whitened
+from bnn_runner.memory import halving
 from bnn_runner.streams import generator
 from bnn_runner.tasks import Split, Task
 
@@ -194,13 +196,18 @@ class NystromCurvature:
         if at not in self._found:
             scale = whitening(self.rows, precisions)
             vectors = _leading(Whitened(self.pivots, scale), self.features, self.repairs)
-            gram = torch.zeros(vectors.shape[1], vectors.shape[1], dtype=torch.float64)
-            for _, rows in self.rows.batches(vectors.shape[1]):
-                inside = rows.push(vectors.T * scale).flatten(0, 1)
-                gram += wide(inside.T @ inside).cpu()
+            gram = halving(partial(self._gram, vectors.T * scale), self.rows.halve)
             values, basis = eigh(gram, "the features' curvature", self.repairs)
             self._found[at] = vectors @ basis.to(vectors), values.to(vectors)
         return self._found[at]
+
+    def _gram(self, vectors: Tensor) -> Tensor:
+        """Vᵀ H V, [r, r] float64, for vectors [r, P]. One pass."""
+        gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+        for _, rows in self.rows.batches(len(vectors)):
+            inside = rows.push(vectors).flatten(0, 1)
+            gram += wide(inside.T @ inside).cpu()
+        return gram
 
     def _at(self, precisions: Tensor) -> tuple[Tensor, Tensor]:
         """V and Vᵀ H̃ V at these precisions."""

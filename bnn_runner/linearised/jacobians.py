@@ -27,6 +27,7 @@ from torch.func import functional_call, vmap
 
 from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed
+from bnn_runner.linearised.algebra import Repairs
 from bnn_runner.linearised.factors import FLOATS_AT_ONCE, Dense, Factored, Looked, TensorJacobian, entries, forms_dense
 from bnn_runner.linearised.layer_forms import NORMS, by_position, has_structure, norm_jacobian, read_by
 from bnn_runner.memory import budget
@@ -60,8 +61,8 @@ class BatchJacobians:
         return torch.stack([j.apply(part.unsqueeze(0)) for j, part in parts]).sum(0).squeeze(-1)
 
     def pull(self, values: Tensor) -> Tensor:
-        """Σ_b J_bᵀ u_b for values [B, C], every tensor one after the other: [P]."""
-        return torch.cat([j.pull(values) for j in self.tensors.values()])
+        """Σ_b J_bᵀ u_b for values [B, C, S], every tensor one after the other: [S, P]."""
+        return torch.cat([j.pull(values) for j in self.tensors.values()], dim=1)
 
 
 @dataclass
@@ -114,6 +115,12 @@ class Jacobians:
         made._plain, made._positions = set(state["plain"]), dict(state["positions"])
         return made
 
+    def of(self, names: tuple[str, ...]) -> Jacobians:
+        """Those of some of the tensors, in chunks as small as memory has made these."""
+        made = Jacobians(self.network, names, self.chosen)
+        made._halvings = self._halvings
+        return made
+
     def rule(self, name: str) -> str:
         """How a tensor is treated: matrix (factored weight), bias, norm, or general; final after the first batch."""
         owner = self._owners[name]
@@ -156,8 +163,15 @@ class Jacobians:
         points = min(largest, FLOATS_AT_ONCE // widest, budget().floats(BATCH_SHARE) / held)
         return max(1, int(points) >> self._halvings)
 
-    def halve(self) -> bool:
-        """Half as many points at once from now on; False where it is one point already."""
+    def points_at_once(self, largest: int) -> int:
+        """Points of a pass that holds a graph of their activations and one derivative of each, no Jacobian."""
+        _, held = self._floats_per_point(1, "factors")
+        return max(1, int(min(largest, budget().floats(BATCH_SHARE) / held)) >> self._halvings)
+
+    def halve(self, repairs: Repairs | None = None) -> bool:
+        """Half as many points at once from now on, counted in `repairs`; False where it is one point already."""
+        if repairs is not None:
+            repairs["out_of_memory_halved"] += 1
         self._halvings += 1
         return self._halvings <= MOST_HALVINGS
 

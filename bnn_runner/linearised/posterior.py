@@ -75,15 +75,17 @@ class LinearisedDraws:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[S, B, K]. Cost: K backward passes for each batch, whatever S is, and S·P·B·K multiplications at most."""
-        deltas = self._deltas()
-        parts = []
         with torch.no_grad(), true_float32():
-            for piece in x.split(self.jacobians.batch_size(self._num_outputs(x), use=len(self))):
-                batch = self.jacobians(piece)
-                moved = batch.outputs.unsqueeze(-1).repeat(1, 1, len(self))  # [B, K, S]
-                for name, jacobian in batch.tensors.items():
-                    moved += jacobian.apply(deltas[name])
-                parts.append(moved)
+            return halving(lambda: self._moved(x), self.jacobians.halve)
+
+    def _moved(self, x: Tensor) -> Tensor:
+        deltas, parts = self._deltas(), []
+        for piece in x.split(self.jacobians.batch_size(self._num_outputs(x), use=len(self))):
+            batch = self.jacobians(piece)
+            moved = batch.outputs.unsqueeze(-1).repeat(1, 1, len(self))  # [B, K, S]
+            for name, jacobian in batch.tensors.items():
+                moved += jacobian.apply(deltas[name])
+            parts.append(moved)
         return torch.cat(parts).permute(2, 0, 1)
 
     def _num_outputs(self, x: Tensor) -> int:

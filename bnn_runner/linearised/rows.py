@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import Likelihood, Network
-from bnn_runner.linearised.algebra import wide
+from bnn_runner.linearised.algebra import Repairs, wide
 from bnn_runner.linearised.block_fits import squares
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
-from bnn_runner.memory import budget
+from bnn_runner.memory import budget, halving
 from bnn_runner.posterior_store import CannotBeSaved
 from bnn_runner.streams import generator
 from bnn_runner.tasks import Split, Task
 
-KEPT_BYTES = 2**30
-"""Rows of the whole training set up to this size are kept (float64)."""
 SAVED_BYTES = 2**30
 """A posterior carries its training inputs up to this size."""
 
@@ -62,7 +60,7 @@ class Rows:
         if self.kept is not None:
             return values.flatten(0, 1).T @ self.kept.flatten(0, 1)
         assert self.factors is not None
-        return torch.stack([self.factors.pull(column) for column in values.unbind(-1)])
+        return self.factors.pull(values)
 
 
 @dataclass
@@ -79,6 +77,7 @@ class TrainingRows:
     uniforms: Tensor | None
     columns: int
     _progress: Callable[[str, int, int], None] = field(default=lambda stage, done, total: None, repr=False)
+    repairs: Repairs = field(default_factory=Repairs, repr=False)
     passes: float = 0.0
     _kept: Tensor | None = field(default=None, repr=False)
 
@@ -89,9 +88,11 @@ class TrainingRows:
         jacobians: Jacobians,
         curvature: Roots,
         progress: Callable[[str, int, int], None],
+        repairs: Repairs | None = None,
     ) -> TrainingRows:
         columns = curvature.columns(task, jacobians.network)
-        return cls(task.train, jacobians, curvature, curvature.uniforms(task), columns, progress)
+        counted = Repairs() if repairs is None else repairs
+        return cls(task.train, jacobians, curvature, curvature.uniforms(task), columns, progress, counted)
 
     def state(self) -> dict[str, Any]:
         """What makes the same rows again (`posterior_store.Saves`): the training inputs as the network takes them."""
@@ -117,7 +118,7 @@ class TrainingRows:
 
     @property
     def keeps(self) -> bool:
-        return 8 * len(self) * self.columns * self.size <= min(KEPT_BYTES, budget().most_bytes // 4)
+        return 8 * len(self) * self.columns * self.size <= budget().kept_bytes
 
     @property
     def size(self) -> int:
@@ -140,11 +141,19 @@ class TrainingRows:
         self.passes += len(where) / len(self)
         if self.keeps:
             if self._kept is None:
-                self._kept = torch.cat([wide(j.dense()) for _, j in self._made(torch.arange(len(self)), "any")])
+                self._kept = halving(self._dense, self.halve)
             yield where, Rows(self._kept if indices is None else self._kept[where.to(self._kept.device)], None)
             return
         for part, jacobians in self._made(where, vectors):
             yield part, Rows(None, jacobians)
+
+    def halve(self) -> bool:
+        """Half as many points at once from now on, where memory ran out; False where it is one point already."""
+        return self.jacobians.halve(self.repairs)
+
+    def _dense(self) -> Tensor:
+        """Every row, [N, C, P] float64."""
+        return torch.cat([wide(j.dense()) for _, j in self._made(torch.arange(len(self)), "any")])
 
     def _made(self, where: Tensor, use: Any) -> Iterator[tuple[Tensor, BatchJacobians]]:
         likelihood = self.jacobians.network.likelihood
@@ -159,17 +168,31 @@ class TrainingRows:
 
     def product(self, vectors: Tensor, indices: Tensor | None = None) -> Tensor:
         """H v for vectors [S, P]: [S, P]; with `indices`, Σ over these points alone. One pass."""
-        total = torch.zeros_like(vectors)
-        for _, rows in self.batches(len(vectors), indices):
-            total += rows.pull(rows.push(vectors))
-        return total
+        return self.pushed_and_pulled(vectors, lambda _, moved: moved, indices)
+
+    def pushed_and_pulled(
+        self, vectors: Tensor, between: Callable[[Tensor, Tensor], Tensor], indices: Tensor | None = None
+    ) -> Tensor:
+        """Σ_n J_nᵀ R_n u_n with u = between(places [B], Rᵀ J v [B, C, S]) for vectors v [S, P]: [S, P]. One pass."""
+
+        def work() -> Tensor:
+            total = torch.zeros_like(vectors)
+            for part, rows in self.batches(len(vectors), indices):
+                total += rows.pull(between(part, rows.push(vectors)))
+            return total
+
+        return halving(work, self.halve)
 
     def pulled(self, values: Tensor) -> Tensor:
         """Σ_n J_nᵀ R_n u_n for values [N, C, S]: [S, P]. One pass."""
-        total = torch.zeros(values.shape[-1], self.size, dtype=self.dtype, device=self.device)
-        for part, rows in self.batches(len(total)):
-            total += rows.pull(values[part].to(total))
-        return total
+
+        def work() -> Tensor:
+            total = torch.zeros(values.shape[-1], self.size, dtype=self.dtype, device=self.device)
+            for part, rows in self.batches(len(total)):
+                total += rows.pull(values[part].to(total))
+            return total
+
+        return halving(work, self.halve)
 
     def diagonal(self, probes: int, seed: int) -> Tensor:
         """The diagonal of H, [P] float64: exact where the rows are kept or are no more than `probes`; else estimated.
@@ -181,6 +204,9 @@ class TrainingRows:
             for _, rows in self.batches(1):
                 assert rows.kept is not None
                 return rows.kept.square().sum((0, 1))
+        return halving(lambda: self._probed_diagonal(probes, seed), self.halve)
+
+    def _probed_diagonal(self, probes: int, seed: int) -> Tensor:
         total, done = torch.zeros(self.size, dtype=torch.float64, device=self.device), 0
         columns, likelihood = min(probes, self.columns), self.jacobians.network.likelihood
         stream = generator(seed, "diagonal")

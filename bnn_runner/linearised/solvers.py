@@ -161,17 +161,16 @@ class Descent:
         per_pass = -(-count // self.batch_size)
         total = max(1, int((self.passes - (rows.passes - first) - 1) * per_pass))
         order = torch.empty(0, dtype=torch.int64)
+
+        def off_target(part: Tensor, moved: Tensor) -> Tensor:
+            return moved if epsilon is None else moved - epsilon[part].to(moved)
+
         for i in range(total):
             if i % per_pass == 0:
                 order = torch.randperm(count, generator=generator(0, "solver order", i // per_pass))
             chosen = order[(i % per_pass) * self.batch_size :][: self.batch_size]
             ahead = u + self.momentum * velocity
-            data = torch.zeros_like(u)
-            for part, batch in rows.batches(len(u), chosen):
-                moved = batch.push(matrix.scale * ahead)
-                if epsilon is not None:
-                    moved = moved - epsilon[part].to(moved)
-                data += batch.pull(moved)
+            data = rows.pushed_and_pulled(matrix.scale * ahead, off_target, chosen)
             gradient = matrix.scale * data * (count / len(chosen)) + ahead - linear
             velocity = self.momentum * velocity - step * gradient
             u = u + velocity

@@ -36,12 +36,7 @@ class Fit:
 
     def __call__(self, structure: Structure) -> BlockCurvature | FullCurvature | LowRankCurvature:
         """Where memory runs out, the fit starts again with half as many points at once; how often is counted."""
-
-        def halve() -> bool:
-            self.repairs["out_of_memory_halved"] += 1
-            return self.jacobians.halve()
-
-        return halving(lambda: self._fit(structure), halve)
+        return halving(lambda: self._fit(structure), lambda: self.jacobians.halve(self.repairs))
 
     def _fit(self, structure: Structure) -> BlockCurvature | FullCurvature | LowRankCurvature:
         if structure in ("full", "low_rank"):

@@ -14,27 +14,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from bnn_runner.linearised import dual_tangent
-from bnn_runner.linearised.algebra import wide
+from bnn_runner.linearised.algebra import Repairs, wide
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.linearised.products import Differentiated
+from bnn_runner.memory import budget, halving
 from bnn_runner.tasks import Task
 
-KEPT_BYTES = 2**30
-"""Jacobians of the whole training set up to this size are kept; beyond it, each pass differentiates anew."""
 POINTS = 128
-"""Points that are differentiated at once."""
+"""Points that are differentiated at once, at most."""
 PASSES_KEPT, PASSES_ANEW = 2000, 100
 """Budgets of passes over the data, where they cost little and where each differentiates anew."""
 FLOAT32_GRADIENT = 1e-5
 """Relative gradients below this are rounding where products are made anew in float32."""
 GAP_NATS = 1e-3
 """So close to its optimum the evidence is as good as there."""
+_T = TypeVar("_T")
 MOST_SHAPES = 3
 """Gram matrices are made anew for another shape of Λ this many times."""
 
@@ -98,13 +99,20 @@ class _State:
 
 @dataclass
 class TangentModel:
-    """The tangent model on the training set. Counts its passes: the cost of all that is done with it."""
+    """The tangent model on the training set. Counts its passes: the cost of all that is done with it.
+
+    The Jacobians of the whole training set are kept where they are within `MemoryBudget.kept_bytes`; beyond it,
+    or where memory runs out while they are collected, each pass differentiates anew. A pass for which memory
+    runs out starts again with half as many points at once, counted in `repairs`.
+    """
 
     task: Task
     jacobians: Jacobians
     progress: Callable[[str, int, int], None] = field(default=lambda stage, done, total: None, repr=False)
+    repairs: Repairs = field(default_factory=Repairs, repr=False)
     passes: int = 0
     _budget: int = field(default=0, repr=False)
+    _fits: bool = field(default=True, repr=False)
     _kept: list[_Piece] | None = field(default=None, repr=False)
     _grams: dual_tangent.Grams | None = field(default=None, repr=False)
     _alpha: Tensor | None = field(default=None, repr=False)
@@ -116,7 +124,8 @@ class TangentModel:
 
     @property
     def keeps(self) -> bool:
-        return 8 * len(self.task.train) * self.task.spec.num_outputs * len(self.centre) <= KEPT_BYTES
+        size = 8 * len(self.task.train) * self.task.spec.num_outputs * len(self.centre)
+        return self._fits and size <= budget().kept_bytes
 
     @property
     def budget(self) -> int:
@@ -134,6 +143,15 @@ class TangentModel:
         made = 0 if self._grams is None else self._grams.made
         return made <= MOST_SHAPES and dual_tangent.affordable(self.task, self.jacobians)
 
+    def _halved(self, work: Callable[[], _T]) -> _T:
+        """A whole pass; where memory runs out, again from its beginning in smaller chunks."""
+        return halving(work, self._halve)
+
+    def _halve(self) -> bool:
+        if self.keeps and self._kept is None:
+            self._fits = False
+        return self.jacobians.halve(self.repairs)
+
     def _pieces(self) -> Iterator[_Piece]:
         """One pass over the training set, in order."""
         self.passes += 1
@@ -145,9 +163,11 @@ class TangentModel:
     def _made(self) -> Iterator[_Piece]:
         outputs = self.task.spec.num_outputs
         made = []
-        for x, y in self.task.train.batches(self.jacobians.batch_size(outputs) if self.keeps else POINTS):
+        keeps = self.keeps
+        points = self.jacobians.batch_size(outputs) if keeps else self.jacobians.points_at_once(POINTS)
+        for x, y in self.task.train.batches(points):
             assert y is not None
-            if self.keeps:
+            if keeps:
                 batch = self.jacobians(x)
                 piece = _Piece(wide(batch.outputs), y, wide(batch.dense()), None)
                 made.append(piece)
@@ -155,11 +175,14 @@ class TangentModel:
                 products = Differentiated(self.jacobians, x)
                 piece = _Piece(wide(products.outputs), y, None, products)
             yield piece
-        if self.keeps:
+        if keeps:
             self._kept = made
 
     def state(self, v: Tensor, precisions: Tensor) -> _State:
         """All that is known of L_h at v. One pass."""
+        return self._halved(lambda: self._state(v, precisions))
+
+    def _state(self, v: Tensor, precisions: Tensor) -> _State:
         loglik, data, outputs = 0.0, torch.zeros_like(v), []
         for piece in self._pieces():
             with torch.enable_grad():
@@ -175,13 +198,17 @@ class TangentModel:
 
     def curvature_product(self, outputs: Tensor, direction: Tensor, precisions: Tensor) -> Tensor:
         """(Σ_n JᵀB(h_n)J + Λ) d, [P], at outputs h [N, K]; d is 0 where weights are held. One pass."""
+        total = self._halved(lambda: self._data_product(outputs, direction))
+        return total * (precisions > 0) + precisions * direction
+
+    def _data_product(self, outputs: Tensor, direction: Tensor) -> Tensor:
         total, done = torch.zeros_like(direction), 0
         for piece in self._pieces():
             root = self.likelihood.curvature_root(outputs[done : done + len(piece.outputs)])
             done += len(piece.outputs)
             inside = torch.einsum("bkc,bk->bc", root, piece.push(direction))
             total = total + piece.pull(torch.einsum("bkc,bc->bk", root, inside))
-        return total * (precisions > 0) + precisions * direction
+        return total
 
     def optimum(
         self, precisions: Tensor, start: Tensor, tolerance: float, budget: int, guess: WeightGaussian | None = None
@@ -198,7 +225,7 @@ class TangentModel:
         """v* = Λ⁻¹Jᵀα; a few passes for the Gram matrix, which serves every multiple of Λ, and two for v*."""
         first = self.passes
         if self._grams is None:
-            self._grams = dual_tangent.Grams(self.task, self.jacobians, self.progress)
+            self._grams = dual_tangent.Grams(self.task, self.jacobians, self.progress, self.repairs)
         made = self._grams.passes
         gram = self._grams(precisions)
         self.passes += self._grams.passes - made
@@ -219,11 +246,15 @@ class TangentModel:
 
     def _pulled(self, values: Tensor) -> Tensor:
         """Jᵀu for values [N, K], [P]. One pass."""
-        total, done = torch.zeros_like(self.centre), 0
-        for piece in self._pieces():
-            total = total + piece.pull(values[done : done + len(piece.outputs)])
-            done += len(piece.outputs)
-        return total
+
+        def work() -> Tensor:
+            total, done = torch.zeros_like(self.centre), 0
+            for piece in self._pieces():
+                total = total + piece.pull(values[done : done + len(piece.outputs)])
+                done += len(piece.outputs)
+            return total
+
+        return self._halved(work)
 
     def newton(
         self, precisions: Tensor, start: Tensor, tolerance: float, budget: int, guess: WeightGaussian | None = None

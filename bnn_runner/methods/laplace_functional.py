@@ -110,7 +110,7 @@ class LaplaceFunctional:
         jacobians = Jacobians(network, chosen.names)
         jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
         output_curvature = OutputCurvature(self.curvature, self.fisher_samples, context.seed)
-        rows = TrainingRows.of(task, jacobians, output_curvature, context.progress)
+        rows = TrainingRows.of(task, jacobians, output_curvature, context.progress, repairs)
         exact = self.form == "exact" or (self.form == "auto" and len(rows) * rows.columns <= EXACT_ROWS and rows.keeps)
         if not exact and family_of(context.hyper) != "isotropic":
             raise RunFailed(
@@ -163,6 +163,6 @@ class LaplaceFunctional:
     def _nystrom(self, task: Task, rows: TrainingRows, repairs: Repairs, context: FitContext) -> NystromCurvature:
         chosen = torch.randperm(len(rows), generator=generator(context.seed, "pivots"))[: self.pivots]
         subset = replace(task, train=task.train.subset(chosen.sort().values))
-        pivots = TrainingRows.of(subset, rows.jacobians, PlainOutputs(), context.progress)
+        pivots = TrainingRows.of(subset, rows.jacobians, PlainOutputs(), context.progress, repairs)
         dtype = rows.jacobians.network.parameters[rows.jacobians.names[0]].dtype
         return NystromCurvature(pivots, rows, self.features, dtype, repairs)

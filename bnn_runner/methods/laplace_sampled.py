@@ -143,15 +143,15 @@ class LaplaceSampled:
         jacobians = Jacobians(network, chosen.names)
         few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
         jacobians.learn_shapes(few[:CHECKED_POINTS])
-        rows = TrainingRows.of(
-            task, jacobians, OutputCurvature(self.curvature, self.fisher_samples, context.seed), context.progress
-        )
+        repairs = Repairs()
+        output_curvature = OutputCurvature(self.curvature, self.fisher_samples, context.seed)
+        rows = TrainingRows.of(task, jacobians, output_curvature, context.progress, repairs)
         solver = self._solver(rows)
         spectrum = Spectrum(rows, context.seed, self.probes, self.lanczos_steps) if self.probes else None
         dtype = network.parameters[jacobians.names[0]].dtype
         plain = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
         made = decide(
-            task, jacobians, chosen, plain, context.hyper, Repairs(),
+            task, jacobians, chosen, plain, context.hyper, repairs,
             self.mode, self.tangent_tolerance, self.tangent_passes, context.progress,
         )  # fmt: skip
         curvature = made.curvature
@@ -176,7 +176,7 @@ class LaplaceSampled:
             **self._evidence_error(curvature, made.precisions),
             "effective_dimension_standard_error": float(dimensions.std()) / self.samples**0.5,
             "passes_over_data": round(rows.passes, 1),
-            "repairs": {},
+            "repairs": dict(repairs),
             "notes": notes,
         }
         if spectrum is None:

@@ -138,8 +138,9 @@ def test_jacobians_are_those_of_autograd(name: str, kind: str) -> None:
     expected = sum(torch.einsum("bkp,sp->bks", reference[n], d) for n, d in zip(reference, parts, strict=True))
     torch.testing.assert_close(moved, expected, rtol=1e-8, atol=1e-8)
 
-    values = torch.randn(len(x), task.spec.num_outputs, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    pulled = torch.cat([torch.einsum("bkp,bk->p", j, values) for j in reference.values()])
+    shape = len(x), task.spec.num_outputs, 2
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    pulled = torch.cat([torch.einsum("bkp,bks->sp", j, values) for j in reference.values()], dim=1)
     torch.testing.assert_close(plain.pull(values), pulled, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(plain.push(deltas[0]), expected[..., 0], rtol=1e-8, atol=1e-8)
 

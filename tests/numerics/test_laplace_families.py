@@ -19,7 +19,7 @@ from bnn_runner.base import Network
 from bnn_runner.errors import RunFailed
 from bnn_runner.hyper import Choice, Evidence, Fixed, FixedPoint, Grid, PrecisionProblem
 from bnn_runner.likelihoods import Gaussian
-from bnn_runner.linearised import full, rows
+from bnn_runner.linearised import full
 from bnn_runner.linearised.families import family_problems
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.output_curvature import OutputCurvature
@@ -358,7 +358,7 @@ def test_sampled_curvature_under_the_g_prior_is_the_full_one() -> None:
 def test_probes_of_the_diagonal_have_the_exact_one_as_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """One probe, 100 seeds, 5 standard errors. Planted bugs: columns summed before they are signed; mean for sum."""
     task, network = small("classification", num_train=20)
-    monkeypatch.setattr(rows, "KEPT_BYTES", 0)
+    monkeypatch.setattr("bnn_runner.memory.KEPT_BYTES", 0)
     made = torch.stack(
         [
             TrainingRows.of(task, Jacobians(network), OutputCurvature(), lambda *_: None).diagonal(1, s)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from bnn_runner.hyper import Evidence, Fixed
-from bnn_runner.linearised import rows as row_module
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.methods.laplace_functional import LaplaceFunctional
 from bnn_runner.streams import generator
@@ -68,7 +67,7 @@ def test_nystrom_features_lack_the_prior_off_them_and_nothing_else(
     Planted bugs: features of the weighted rows; no whitening; the least eigenvectors; the prior added twice.
     """
     if not kept:
-        monkeypatch.setattr(row_module, "KEPT_BYTES", 0)
+        monkeypatch.setattr("bnn_runner.memory.KEPT_BYTES", 0)
     task, network = small(kind, num_train=7, layerwise=True)
     full = Laplace(structure="full").fit(task, [network], context(Fixed()))
     rows, x = dense_jacobian(network, task.train.inputs), task.test.inputs

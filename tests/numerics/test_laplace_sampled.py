@@ -11,7 +11,6 @@ import torch
 
 from bnn_runner.base import Network
 from bnn_runner.hyper import Evidence, Fixed, FixedPoint
-from bnn_runner.linearised import rows as row_module
 from bnn_runner.linearised import sampling
 from bnn_runner.linearised.algebra import Repairs
 from bnn_runner.linearised.jacobians import Jacobians
@@ -48,7 +47,7 @@ def test_draws_have_the_covariance_of_the_whole_curvature(name: str, monkeypatch
     """
     method, kind, anew = METHODS[name]
     if anew:
-        monkeypatch.setattr(row_module, "KEPT_BYTES", 0)
+        monkeypatch.setattr("bnn_runner.memory.KEPT_BYTES", 0)
     task, network = small(kind, layerwise=True)
     if kind == "classification":  # a prior weak enough for the data to be seen
         network = replace(network, prior_precision={n: 0.1 * v for n, v in network.prior_precision.items()})
@@ -77,7 +76,7 @@ def test_the_stated_error_bounds_the_true_one() -> None:
         error = posterior.gaussian.sample(0, 0, 2) - precise.gaussian.sample(0, 0, 2)
         precisions = torch.tensor(posterior.gaussian.precisions, dtype=torch.float64)
         rows = posterior.gaussian.rows
-        h = row_module.TrainingRows.product(rows, torch.eye(rows.size, dtype=torch.float64))
+        h = TrainingRows.product(rows, torch.eye(rows.size, dtype=torch.float64))
         each = precisions.repeat_interleave(torch.tensor([p.numel() for p in network.parameters.values()]))
         energy = (error * (error @ (h + torch.diag(each)))).sum(1).sqrt()  # the largest error of any direction, in sd
         bound = posterior.report["sample_error_sd"]

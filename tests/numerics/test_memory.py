@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from bnn_runner.errors import RunFailed
-from bnn_runner.linearised import blocks
+from bnn_runner.linearised import blocks, dual_tangent
 from bnn_runner.linearised.algebra import Repairs, cholesky, eigh
 from bnn_runner.linearised.factors import Factored
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.linearised.products import Differentiated
+from bnn_runner.linearised.tangent import TangentModel
 from bnn_runner.memory import TooLarge, budget, memory_budget
 from bnn_runner.methods.laplace import Laplace
+from bnn_runner.methods.laplace_functional import LaplaceFunctional
+from bnn_runner.methods.laplace_sampled import LaplaceSampled
 from bnn_runner.models.cnn import CNN
 from bnn_runner.models.mlp import MLP
 from bnn_runner.modes import true_float32
@@ -37,7 +41,16 @@ def scarce(monkeypatch: pytest.MonkeyPatch, most: int, error: Callable[[], Runti
             raise error()
         return plain(self, x, root)
 
+    differentiate = Differentiated.__init__
+
+    def made(self: Differentiated, jacobians: Jacobians, x: torch.Tensor) -> None:
+        asked.append(len(x))
+        if len(x) > most:
+            raise error()
+        differentiate(self, jacobians, x)
+
     monkeypatch.setattr(Jacobians, "__call__", call)
+    monkeypatch.setattr(Differentiated, "__init__", made)
     return asked
 
 
@@ -69,6 +82,51 @@ def test_predictions_halve_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = scarce(monkeypatch, 5, ERRORS[0])
     found = posterior.moments(task.test.inputs).covariance  # type: ignore[union-attr]
     assert torch.allclose(found, wanted, rtol=1e-10) and max(asked) == 12 and asked[-1] <= 5
+
+
+PASSES: dict[str, tuple[Any, bool]] = {
+    "v* by kept Jacobians": (Laplace(structure="diag", mode="tangent"), True),
+    "v* by products": (Laplace(structure="diag", mode="tangent"), False),
+    "v* in function space": (Laplace(structure="diag", mode="tangent"), True),
+    "sampled, rows kept": (LaplaceSampled(samples=2, probes=2, tolerance=1e-6), True),
+    "sampled": (LaplaceSampled(samples=2, probes=2, tolerance=1e-6), False),
+    "sampled, sgd": (LaplaceSampled(samples=2, probes=2, solver="sgd", objective="noisy_targets"), False),
+    "features": (LaplaceFunctional(form="nystrom", features=4), False),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_out_of_memory_halves_every_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tangent, sampled and functional passes, and draws. Planted bugs: a sum that goes on; pieces kept twice."""
+    method, kept = PASSES[name]
+    task = make_task("classification", (5,), 3)
+    network = make_network(MLP((6,), "tanh"), task)
+    if not kept:
+        monkeypatch.setattr("bnn_runner.memory.KEPT_BYTES", 0)
+    monkeypatch.setattr(TangentModel, "in_function_space", name == "v* in function space")
+    expected = method.fit(task, [network], context())
+    wanted = expected.draws(3, 1)(task.test.inputs)
+    asked = scarce(monkeypatch, 7, ERRORS[0])
+    found = method.fit(task, [network], context())
+    assert found.report["repairs"]["out_of_memory_halved"] >= 4
+    assert any(size > 7 for size in asked), "the passes were never short of memory"
+    assert found.report["evidence_nats"] == pytest.approx(expected.report["evidence_nats"], rel=1e-7)
+    assert torch.allclose(found.draws(3, 1)(task.test.inputs), wanted, rtol=1e-5, atol=1e-6)
+    if name == "v* by kept Jacobians":
+        assert not TangentModel(task, found.jacobians, _fits=False).keeps
+
+
+def test_kept_jacobians_are_within_the_budget() -> None:
+    task = make_task("classification", (5,), 3)
+    network = make_network(MLP((6,), "tanh"), task)
+    model = TangentModel(task, Jacobians(network))
+    assert model.keeps and model.in_function_space == dual_tangent.affordable(task, model.jacobians)
+    with memory_budget(4e-5):  # a quarter of 43 kB; the rows take 55 kB
+        assert not model.keeps and not dual_tangent.affordable(task, model.jacobians)
+        settled = Laplace(structure="diag", mode="tangent").fit(task, [network], context()).report
+    plain = Laplace(structure="diag", mode="tangent").fit(task, [network], context()).report
+    assert settled["tangent_settled"] and settled["tangent_passes"] > 2
+    assert settled["evidence_nats"] == pytest.approx(plain["evidence_nats"], rel=1e-7)
 
 
 def test_one_point_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

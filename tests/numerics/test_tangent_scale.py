@@ -12,7 +12,6 @@ from torch import Tensor
 from bnn_runner.base import Network
 from bnn_runner.hyper import Evidence, Fixed
 from bnn_runner.linearised import dual_tangent
-from bnn_runner.linearised import tangent as tangents
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.products import Differentiated
 from bnn_runner.linearised.tangent import TangentModel
@@ -146,7 +145,7 @@ def test_the_evidence_is_the_same_by_both_ways_and_a_search_makes_one_gram_matri
 
 def test_a_short_budget_is_told_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: mode=auto that falls back without a word."""
-    monkeypatch.setattr(tangents, "KEPT_BYTES", 0)
+    monkeypatch.setattr("bnn_runner.memory.KEPT_BYTES", 0)
     monkeypatch.setattr(TangentModel, "in_function_space", False)
     task, network = wide("mlp", num_train=20)
     stages: list[tuple[str, int, int]] = []
