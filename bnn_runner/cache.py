@@ -6,6 +6,7 @@ cannot be read, or does not match its digest, is set aside and trained anew: nev
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -36,6 +37,18 @@ class NetworkCache:
     def partial(self, key: str) -> Path:
         """Where the checkpoint of a training in progress lies."""
         return self.root / "partial" / f"{key}.pt"
+
+    def group_note(self, name: str) -> Path:
+        """Where it stands, while the networks of a group of lanes are being stored, which they are."""
+        return self.root / "partial" / f"{name}.json"
+
+    def half_stored(self) -> list[list[str]]:
+        """The keys of each group of lanes that is being stored, or whose process was killed meanwhile."""
+        found = []
+        for path in self.root.glob("partial/*.json"):
+            with contextlib.suppress(FileNotFoundError):  # stored meanwhile
+                found.append(json.loads(path.read_text(encoding="utf-8")))
+        return found
 
     def has(self, key: str) -> bool:
         """Whether there is an entry (it may yet turn out damaged when it is read)."""

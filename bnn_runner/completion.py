@@ -22,7 +22,7 @@ from bnn_runner.loggers.finished import tell
 from bnn_runner.provenance import collect
 from bnn_runner.scoring import Evaluation, Score
 from bnn_runner.session import Session, Work
-from bnn_runner.storage import write_json, write_text
+from bnn_runner.storage import clear_unfinished, write_json, write_text
 from bnn_runner.streams import derive_seed, generator
 from bnn_runner.tasks import Task
 from bnn_runner.telling import tell_given
@@ -44,8 +44,9 @@ def begin(work: Work, session: Session) -> None:
 
 
 def complete(work: Work, plan: Workplan, session: Session) -> None:
-    """Fit, evaluate, score and write; DONE last."""
+    """Fit, evaluate, score and write; DONE last. For who alone may write the cell."""
     console = session.console
+    clear_unfinished(work.cell.folder)
     begin(work, session)
     console.log = work.cell.folder / "log.txt"
     try:

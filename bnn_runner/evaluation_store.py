@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from bnn_runner.errors import UserError
 from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
+from bnn_runner.storage import write_atomically, write_json
 
 TENSORS, FACTS = "evaluation.safetensors", "evaluation.json"
 FORMAT = 1
@@ -54,9 +54,8 @@ def save(evaluation: Evaluation, folder: Path) -> None:
         "notes": list(evaluation.notes),
         "digest": _digest(data),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / TENSORS, data)
-    _write(folder / FACTS, (json.dumps(facts, indent=2) + "\n").encode())
+    write_atomically(folder / TENSORS, lambda f: f.write(data))
+    write_json(folder / FACTS, facts)
 
 
 def load(folder: Path) -> Evaluation:
@@ -105,16 +104,3 @@ def _damaged(folder: Path, why: str) -> DamagedEvaluation:
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """The whole file or none of it: temporary name beside it, flushed to disk, renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

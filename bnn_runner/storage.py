@@ -13,7 +13,7 @@ from typing import IO, Any
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Call `write` with an open binary file; the result appears at `path` at once, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.writing-")
     try:
         with os.fdopen(handle, "wb") as f:
             write(f)
@@ -25,6 +25,12 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+def clear_unfinished(folder: Path, name: str = "*") -> None:
+    """Remove what killed writers of `name` (or of any file) left in `folder`, while nobody else may write it."""
+    for left in folder.glob(f".{name}.writing-*"):
+        left.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

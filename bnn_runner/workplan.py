@@ -20,6 +20,7 @@ from bnn_runner.given import GivenWeights, given_network
 from bnn_runner.keys import digest
 from bnn_runner.lease import Lease
 from bnn_runner.rework import Rework
+from bnn_runner.storage import clear_unfinished, write_json
 from bnn_runner.streams import global_stream
 from bnn_runner.tasks import Task
 from bnn_runner.training import Diverged, Group, Progress
@@ -58,7 +59,7 @@ class Workplan:
             names = ", ".join(path.name for path in given)
             self.say(f"trained networks: {len(given)} given ({names}), nothing to train")
         trainings = [t for t in trainings if t.trained and t.given is None]
-        missing = self._missing(trainings)
+        missing = self._to_train(trainings)
         have = len({t.key for t in trainings}) - len(missing)
         if have:
             say = "nothing to train" if not missing else f"{len(missing)} to train"
@@ -93,6 +94,18 @@ class Workplan:
         unique = {t.key: t for t in trainings}
         return [t for t in unique.values() if not self.cache.has(t.key) or self.load(t) is None]
 
+    def _to_train(self, trainings: Sequence[Training]) -> list[Training]:
+        """What the cache lacks, and what was trained at once with it but stored before the process was killed.
+
+        Without these, the others would be trained in other lanes, and round differently.
+        """
+        missing = {t.key for t in self._missing(trainings)}
+        wanted = {t.key: t for t in trainings}
+        for keys in self.cache.half_stored() if missing else ():
+            if not missing.isdisjoint(keys) and wanted.keys() >= set(keys):
+                missing.update(keys)
+        return [t for key, t in wanted.items() if key in missing]
+
     def _train(self, members: Sequence[Training]) -> dict[str, str]:
         """Train members that are alike: all at once where they stack, else one after the other."""
         group = self._group(members)
@@ -122,13 +135,18 @@ class Workplan:
                     self.stop,
                 )
                 stack.enter_context(lease)
-            members = self._missing(members)
+            members = self._to_train(members)
             if not members:
                 return {}
+            for member in members:
+                path = self.cache.path(member.key)
+                clear_unfinished(path.parent, path.name)
             failed: dict[str, str] = {}
             while members:
                 group = self._group(members)
-                checkpoint = self.cache.partial(digest([t.key for t in members]))
+                name = digest([t.key for t in members])
+                checkpoint, note = self.cache.partial(name), self.cache.group_note(name)
+                clear_unfinished(checkpoint.parent, checkpoint.name)
                 if step := group.resume(checkpoint):
                     self.say(f"going on from a checkpoint at step {step} of {group.total_steps}")
                 if self.recipe.compile and (reason := group.compile()):
@@ -144,8 +162,11 @@ class Workplan:
                     checkpoint.unlink(missing_ok=True)
                     members = [t for t in members if t.key not in bad]
                     continue
+                if len(networks) > 1:
+                    write_json(note, [n.key for n in networks])
                 for network in networks:
                     self.cache.store(network)
                 checkpoint.unlink(missing_ok=True)
+                note.unlink(missing_ok=True)
                 break
             return failed

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bnn_runner.storage import write_atomically
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
@@ -79,8 +81,5 @@ def legend_below(figure: FigureBase, handles: list[Any], labels: list[str], colu
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.tmp")
-    figure.savefig(unfinished, format="png", dpi=DOTS_PER_INCH, facecolor="white")
-    unfinished.replace(path)
+    write_atomically(path, lambda f: figure.savefig(f, format="png", dpi=DOTS_PER_INCH, facecolor="white"))
     return path
