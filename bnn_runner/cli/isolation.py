@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -21,33 +22,53 @@ from typing import Any
 from bnn_runner.interrupts import STOPPING
 
 PRELOADED = ["bnn_runner.cli.server", "bnn_runner.runner", "bnn_runner.config", "bnn_runner.cli.job"]
+_LOCK = threading.Lock()
+"""Of starting a process and of asking how one ended: starting one asks after all others."""
 
 
-def run_apart(work: Callable[..., None], *arguments: Any) -> tuple[int, int]:
-    """Run `work` (a function of a module) in a process of its own: its exit code, and the signal that asked us to stop.
+@dataclass
+class Watch:
+    """The signals that asked us to stop, and the processes to pass them on to."""
+
+    asked: list[int] = field(default_factory=list)
+    children: set[int] = field(default_factory=set)
+
+
+_watches: list[Watch] = []  # that of the main thread, if it has one
+
+
+def run_apart(
+    work: Callable[..., None], *arguments: Any, environment: Mapping[str, str] | None = None
+) -> tuple[int, int]:
+    """Run `work` (of a module) in a process of its own: its exit code, and the signal that asked us to stop.
 
     An exit code below 0 is the signal that killed it; 0 as the signal means that none came. Signals
     that ask for a stop are passed on, and the process is waited for: it saves its state first.
+    Several threads may each run one; then the main thread holds `passing_on`. `environment` is added to ours.
     """
     context = multiprocessing.get_context(
         "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
     )
     if context.get_start_method() == "forkserver":
         context.set_forkserver_preload(PRELOADED)
-    now = dict(os.environ), (_Inherited(1), _Inherited(2))
-    child = context.Process(target=_work, args=(work, arguments, *now))
-    with _passed_on(child) as asked:
+    now = os.environ | (environment or {}), (_Inherited(1), _Inherited(2))
+    child: Any = context.Process(target=_work, args=(work, arguments, *now))
+    with passing_on() as watch:
         sys.stdout.flush()
         sys.stderr.flush()
-        with _known_start_method(context):
+        with _LOCK, _known_start_method(context):
             child.start()
-        while child.exitcode is None:
-            child.join(2.0)
-            if asked:  # told again: a process that has only just begun may have missed it
-                _signal(child, signal.SIGTERM)
-    code = child.exitcode
+        watch.children.add(child.pid)
+        code = None
+        while code is None:
+            wait([child.sentinel], 2.0)
+            with _LOCK:
+                code = child.exitcode
+            if code is None and watch.asked:  # told again: a process that has only just begun may have missed it
+                _signal(child.pid, signal.SIGTERM)
+        watch.children.discard(child.pid)
     child.close()
-    return 1 if code is None else code, asked[0] if asked else 0
+    return code, watch.asked[0] if watch.asked else 0
 
 
 @contextmanager
@@ -65,31 +86,36 @@ def _known_start_method(context: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _passed_on(child: Any) -> Iterator[list[int]]:
-    """Signals that came meanwhile, each passed on to the child. Main thread only."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
+def passing_on() -> Iterator[Watch]:
+    """Signals that ask for a stop are passed on to every process that runs apart meanwhile. For the main thread.
+
+    Within another one it is that one; in a thread without one nothing is passed on.
+    """
+    if _watches or threading.current_thread() is not threading.main_thread():
+        yield _watches[0] if _watches else Watch()
         return
+    watch = Watch()
 
     def handle(number: int, frame: object) -> None:
-        # Ctrl-C on a terminal reaches the child by itself; twice it would mean "at once".
-        again = number == signal.SIGINT and signal.SIGINT in asked
-        asked.append(number)
-        _signal(child, signal.SIGINT if again else signal.SIGTERM)
+        # Ctrl-C on a terminal reaches the children by itself; twice it would mean "at once".
+        again = number == signal.SIGINT and signal.SIGINT in watch.asked
+        watch.asked.append(number)
+        for child in list(watch.children):
+            _signal(child, signal.SIGINT if again else signal.SIGTERM)
 
+    _watches.append(watch)
     found = {number: signal.signal(number, handle) for number in STOPPING}
     try:
-        yield asked
+        yield watch
     finally:
         for number, handler in found.items():
             signal.signal(number, handler)
+        _watches.clear()
 
 
-def _signal(child: Any, number: int) -> None:
-    if child.pid is not None and child.exitcode is None:
-        with suppress(ProcessLookupError):
-            os.kill(child.pid, number)
+def _signal(process: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
 
 
 class _Inherited:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,34 +42,56 @@ def job(config: DictConfig) -> None:
     added = [s.path for s in hydra.runtime.config_sources if s.provider == "command-line"]
     config_dir = Path(added[0]) if added else None
     if hydra.mode != RunMode.MULTIRUN:
-        outcomes, asked = run_members([Member(0, overrides)], config_dir, start), 0
+        outcomes = run_members([Member(0, overrides)], config_dir, start)
+        write_outcome(folder, outcomes)
+        if any(o["status"] == "interrupted" for o in outcomes):
+            raise KeyboardInterrupt
     else:
-        outcomes, asked = _job_of_sweep(overrides, int(hydra.job.num), Path(hydra.sweep.dir), config_dir, start)
-    write_outcome(folder, outcomes)
-    if asked:
-        _pass_back(asked)
-    elif any(o["status"] == "interrupted" for o in outcomes):
-        raise KeyboardInterrupt
+        ticket = Ticket(overrides, int(hydra.job.num), folder, Path(hydra.sweep.dir), config_dir, start)
+        if asked := carry_out(ticket):
+            _pass_back(asked)
 
 
-def _job_of_sweep(
-    overrides: list[str], number: int, sweep: Path, config_dir: Path | None, start: Path
-) -> tuple[list[Outcome], int]:
-    """The outcomes of a launched job's members, and the signal that asked to stop (or 0)."""
+@dataclass(frozen=True)
+class Ticket:
+    """A job of a sweep as it travels: overrides, number, its scratch folder and the sweep's, and where it was typed.
+
+    `environment` is added to that of the process that runs it.
+    """
+
+    overrides: list[str]
+    number: int
+    folder: Path
+    sweep: Path
+    config_dir: Path | None
+    start: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def carry_out(ticket: Ticket) -> int:
+    """Run a job of a sweep and leave its outcomes in its folder; the signal that asked to stop (or 0)."""
+    outcomes, asked = _outcomes(ticket)
+    write_outcome(ticket.folder, outcomes)
+    return asked
+
+
+def _outcomes(ticket: Ticket) -> tuple[list[Outcome], int]:
+    """The outcomes of a job's members, and the signal that asked to stop (or 0)."""
+    number, sweep = ticket.number, ticket.sweep
     plan = Handover.read(sweep)
-    members = plan.groups[number] if plan is not None else [Member(number, overrides)]
+    members = plan.groups[number] if plan is not None else [Member(number, ticket.overrides)]
     if plan is not None and plan.fail_fast and any(o["status"] in ("failed", "mistake") for o in read_outcomes(sweep)):
         skipped = {"status": "not run", "message": "another job failed (fail_fast=true)", "told": False}
         return [m.described() | skipped for m in members], 0
     count = os.environ.get("BNN_RUN_JOBS", "?") if plan is None else len(plan.groups)
     shown = " ... ".join(dict.fromkeys(m.described()["overrides"] for m in (members[0], members[-1])))
     print(f"\n[{number + 1}/{count}] {shown}", file=sys.stderr, flush=True)
-    outcomes, asked = apart(members, config_dir, start)
+    outcomes, asked = apart(members, ticket)
     if len(members) > 1 and not asked and any(o.get("broken") for o in outcomes):
         print(f"bnn-run: {len(members)} jobs that ran as one broke off; each runs by itself now", file=sys.stderr)
         outcomes = []
         for member in members:
-            found, asked = apart([member], config_dir, start)
+            found, asked = apart([member], ticket)
             outcomes += found
             if asked:
                 break
@@ -101,11 +124,12 @@ def requeued_by_slurm() -> bool:
     return restarts is not None and int(restarts[1]) > int(os.environ.get("SLURM_RESTART_COUNT", 0))
 
 
-def apart(members: Sequence[Member], config_dir: Path | None, start: Path) -> tuple[list[Outcome], int]:
+def apart(members: Sequence[Member], ticket: Ticket) -> tuple[list[Outcome], int]:
     """Run members in a process of their own: their outcomes, whatever ended it, and the signal that asked to stop."""
     with tempfile.TemporaryDirectory(prefix="bnn-run-") as scratch:
         result = Path(scratch) / "result.json"
-        code, asked = run_apart(_run_into, result, list(members), config_dir, start)
+        words = result, list(members), ticket.config_dir, ticket.start
+        code, asked = run_apart(_run_into, *words, environment=ticket.environment)
         if result.exists():
             outcomes: list[Outcome] = json.loads(result.read_text(encoding="utf-8"))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 import time
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bnn_runner.catalogue import packaged_conf
+from bnn_runner.catalogue import did_you_mean, packaged_conf
 from bnn_runner.checking import Checked
 from bnn_runner.cli.exits import OK
 from bnn_runner.cli.handover import OUTCOME, PLAN
@@ -57,7 +58,9 @@ def launch(arguments: Sequence[str], checked: Checked, line: CommandLine) -> int
             sum_up(scratch, checked.jobs)
         raise
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(told(error) + _how_to_install(str(error))) from error
+        if isinstance(error.__cause__, UserError):  # what a launcher or sweeper of ours refused
+            raise error.__cause__ from error
+        raise UserError(_unknown_engine(str(error)) or told(error)) from error
     finally:
         sys.argv = saved
         os.environ.pop("BNN_RUN_JOBS", None)
@@ -65,11 +68,18 @@ def launch(arguments: Sequence[str], checked: Checked, line: CommandLine) -> int
             clear_scratch(scratch)
 
 
-def _how_to_install(message: str) -> str:
-    """The extra that a preset of a launcher needs, where Hydra does not find it."""
-    extras = {"joblib": "joblib", "submitit_slurm": "slurm"}
-    wanted = [extra for name, extra in extras.items() if f"hydra/launcher/{name}" in message]
-    return f" Install it: pip install 'bnn-runner[{wanted[0]}]'" if wanted else ""
+def _unknown_engine(message: str) -> str:
+    """What to say of a launcher or sweeper that Hydra does not find (empty for other messages)."""
+    missing = re.search(r"Could not find 'hydra/(launcher|sweeper)/([^']*)'", message)
+    if missing is None:
+        return ""
+    kind, name = missing.groups()
+    extra = {"submitit_slurm": "slurm", "submitit_local": "slurm"}.get(name)
+    if extra is not None:
+        return f"hydra/{kind}={name} needs a package. Install it: pip install 'bnn-runner[{extra}]'"
+    listed = re.search(r"Available options in '[^']*':((?:\s+[\w-]+(?=\s|$))+)", message.partition("Config search")[0])
+    names = listed[1].split() if listed else []
+    return f"hydra/{kind}={name} is not a choice.{did_you_mean(name, names)} The choices: {', '.join(names)}."
 
 
 def make_scratch(output_dir: Path) -> Path:

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bnn_runner.catalogue import packaged_conf
 from bnn_runner.cli.handover import Handover, Member, write_outcome
+from bnn_runner.cli.launchers import RayLauncher, WorkersLauncher
 from bnn_runner.plan_memory import Memory, stamp
 from bnn_runner.settings import anchor
 from bnn_runner.sweep_plan import Job, Plan, make_plan
@@ -127,14 +128,15 @@ def _member(job: Job) -> Member:
 
 
 def register() -> None:
-    """Make the sweeper known to Hydra under the name in conf/hydra/sweeper/cells.yaml."""
+    """Make our plugins known to Hydra under the names in conf/hydra."""
     try:
         parent = importlib.import_module("hydra_plugins")
     except ModuleNotFoundError:  # no other plugin is installed
         parent = sys.modules["hydra_plugins"] = ModuleType("hydra_plugins")
         parent.__path__ = []
     module = ModuleType("hydra_plugins.bnn_runner")
-    module.CellSweeper = CellSweeper  # type: ignore[attr-defined]
-    CellSweeper.__module__ = module.__name__
     parent.bnn_runner = sys.modules[module.__name__] = module  # type: ignore[attr-defined]
-    Plugins.instance().register(CellSweeper)
+    for plugin in (CellSweeper, WorkersLauncher, RayLauncher):
+        setattr(module, plugin.__name__, plugin)
+        plugin.__module__ = module.__name__
+        Plugins.instance().register(plugin)
