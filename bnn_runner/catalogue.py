@@ -23,6 +23,12 @@ RECOMMENDED = "recommended"
 GLOBAL_GROUPS = ("experiment", "debug")
 """Groups whose files set other groups' choices and keys (`# @package _global_`)."""
 
+BLOCKS = {"data": "recommended", "method": "debug"}
+"""What the files of a group hold beside the keys of their class: settings that go with the choice.
+
+`recommended` of a data set is taken for what is not chosen; `debug` of a method under any choice of debug.
+"""
+
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Reads numbers as OmegaConf does: 1e-3 is a float (plain YAML 1.1 takes it for text)."""

@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bnn_runner.catalogue import did_you_mean, packaged_conf
+from bnn_runner.catalogue import BLOCKS, did_you_mean, packaged_conf
 from bnn_runner.checking import check
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.overrides import expand, parse, quote, settle, to_text
@@ -87,7 +87,7 @@ class Experiment:
 
 
 def compose(overrides: Sequence[str], config_dir: Path | str | None = None) -> dict[str, Any]:
-    """The resolved configuration as plain containers. Works inside a running Hydra job as well as outside.
+    """The resolved configuration as plain containers, without `BLOCKS`; works inside a running Hydra job as well.
 
     Raises `UserError` for what Hydra or OmegaConf cannot make sense of.
     """
@@ -104,6 +104,9 @@ def compose(overrides: Sequence[str], config_dir: Path | str | None = None) -> d
     finally:
         GlobalHydra.instance().hydra = running
     assert isinstance(tree, dict)
+    for group, block in BLOCKS.items():
+        if isinstance(tree.get(group), dict):
+            tree[group].pop(block, None)
     return {str(k): v for k, v in tree.items() if k != "hydra"}
 
 
@@ -195,8 +198,6 @@ def load_experiment(
     expanded, notes = expand(overrides, config_dirs)
     choices = settle(catalogue, [parse(text) for text in expanded]).choices
     config = compose(expanded, config_dir)
-    if isinstance(config.get("data"), dict):
-        config["data"].pop("recommended", None)
     return assemble(config, choices, start, config_dir, notes, expanded)
 
 

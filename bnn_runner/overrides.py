@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bnn_runner.catalogue import GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten, merge
+from bnn_runner.catalogue import BLOCKS, GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten, merge
 from bnn_runner.errors import UserError
 
 FAMILY_DEFAULT = {"model": "mlp", "schedule": "adam", "prior": "isotropic", "hyper": "evidence", "augment": "none"}
@@ -274,7 +274,17 @@ def settle(catalogue: Catalogue, parsed: Sequence[Override]) -> Settled:
                 " Mend the recommended block of the data set's YAML file."
             )
         additions.append(f"{key}={to_text(value)}")
+    additions += _for_debug(catalogue, choices, {o.key for o in parsed})
     return Settled(typed, choices, body, tuple(additions), tuple(notes))
+
+
+def _for_debug(catalogue: Catalogue, choices: dict[str, Any], taken: set[str]) -> list[str]:
+    """The settings that the method's file has for a run under a choice of debug; what is typed wins."""
+    method = choices.get("method")
+    if not _names(choices.get("debug")) or method not in catalogue.groups.get("method", {}):
+        return []
+    smaller = catalogue.load("method", str(method)).get(BLOCKS["method"]) or {}
+    return [f"method.{key}={to_text(value)}" for key, value in smaller.items() if f"method.{key}" not in taken]
 
 
 def keys_of(catalogue: Catalogue, group: str, choices: dict[str, Any]) -> dict[str, Any]:
@@ -285,7 +295,7 @@ def keys_of(catalogue: Catalogue, group: str, choices: dict[str, Any]) -> dict[s
     tree: dict[str, Any] = dict(catalogue.shared.get(group, {}))
     for name in names:
         tree = merge(tree, catalogue.load(group, name))
-    tree.pop("recommended", None)
+    tree.pop(BLOCKS.get(group, ""), None)
     return tree
 
 

@@ -12,6 +12,7 @@ import yaml
 from torch import Tensor
 
 from bnn_runner.base import Method, Model, Network, Posterior, model_problems
+from bnn_runner.catalogue import BLOCKS
 from bnn_runner.config import build
 from bnn_runner.hyper import Fixed
 from bnn_runner.tasks import Task
@@ -49,7 +50,7 @@ def one_of_each(models: list[str]) -> list[str]:
 def make(group: str, name: str, /, **changes: Any) -> Any:
     """The object that a YAML describes, some fields changed."""
     node = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
-    node.pop("recommended", None)
+    node.pop(BLOCKS.get(group), None)
     node |= {k: v for k, v in changes.items() if k in node}
     if node["_target_"] is None:
         node["_target_"] = STAND_INS[name]

@@ -20,9 +20,7 @@ DATA = choices("data")
 @cache
 def composed(*overrides: str) -> dict[str, Any]:
     """The resolved configuration, as a run has it."""
-    config = compose(expand(overrides)[0])
-    config["data"].pop("recommended", None)
-    return config
+    return compose(expand(overrides)[0])
 
 
 def configuration(data: str, method: str) -> dict[str, Any]:
