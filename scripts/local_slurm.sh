@@ -5,12 +5,13 @@
 # which must lie there because a job's srun sees no other; a configuration that is there and not ours is left alone.
 set -euo pipefail
 
+export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin" # where the daemons are
 conf=/etc/slurm/slurm.conf
 state=/var/lib/bnn-local-slurm
 mark="# written by local_slurm.sh"
 
-alive() { # alive FILE: whether the process whose id stands in the file is there
-    [ -s "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null
+alive() { # alive NAME FILE: whether the process whose id stands in the file is there and is called so
+    [ -s "$2" ] && [ "$(cat "/proc/$(cat "$2")/comm" 2>/dev/null)" = "$1" ]
 }
 
 start() {
@@ -54,9 +55,10 @@ PartitionName=local Nodes=$host Default=YES MaxTime=INFINITE State=UP
 END
     if ! munge -n >/dev/null 2>&1; then
         su -s /bin/sh munge -c "/usr/sbin/munged"
+        touch "$state/munged" # ours to stop
     fi
-    alive "$state/slurmctld.pid" || slurmctld
-    alive "$state/slurmd.pid" || slurmd -N "$host"
+    alive slurmctld "$state/slurmctld.pid" || slurmctld
+    alive slurmd "$state/slurmd.pid" || slurmd -N "$host"
     for _ in $(seq 60); do
         if sinfo -h -o %T 2>/dev/null | grep -qE '^(idle|mixed|allocated)$'; then
             echo "Slurm is ready on $host: $cpus processors, $memory MB"
@@ -76,13 +78,13 @@ stop() {
     fi
     local name
     for name in slurmd slurmctld; do
-        if alive "$state/$name.pid"; then kill "$(cat "$state/$name.pid")"; fi
+        if alive "$name" "$state/$name.pid"; then kill "$(cat "$state/$name.pid")"; fi
     done
     for _ in $(seq 20); do
-        alive "$state/slurmd.pid" || alive "$state/slurmctld.pid" || break
+        alive slurmd "$state/slurmd.pid" || alive slurmctld "$state/slurmctld.pid" || break
         sleep 0.5
     done
-    if [ -s /run/munge/munged.pid ]; then kill "$(cat /run/munge/munged.pid)" 2>/dev/null || true; fi
+    if [ -e "$state/munged" ] && alive munged /run/munge/munged.pid; then kill "$(cat /run/munge/munged.pid)"; fi
     rm -rf "$state" "$conf"
     echo "Slurm is stopped"
 }
