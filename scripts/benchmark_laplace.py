@@ -7,12 +7,13 @@ Writes outputs/results/laplace_speed.{csv,md}.
     python scripts/benchmark_laplace.py --repeats 1 --quick  once each, nothing written
 
 Needs laplace-torch (`pip install -e '.[test]'`) with its backends curvlinops (its default), asdl and backpack; one that
-does not do a piece of work, or is not installed, is named with the reason. Each side of a row is a process of its own
-with the same threads; they work in turn, one repeat each, and never together. Seconds are medians over repeats, of wall
-time and of the process's CPU time (which other programs on the machine disturb less); ratios are of these medians.
-Memory is what the process holds at its peak above what it held before the first repeat. A peer that has spent its
-allowance (--allowance, seconds) is not repeated further. A side that would take more than --gib is stopped. Rows that
-are named replace those of the tables; the others stay as they are.
+does not do a piece of work, or is not installed, is named with the reason. A bound is the part of the work that no side
+can leave out, on numbers that are there already. Each side of a row is a process of its own with the same threads; they
+work in turn, one repeat each, and never together. Seconds are medians over repeats, of wall time and of the process's
+CPU time (which other programs on the machine disturb less); ratios are of these medians. Memory is what the process
+holds at its peak above what it held before the first repeat. A peer that has spent its allowance (--allowance, seconds)
+is not repeated further. A side that would take more than --gib is stopped. Rows that are named replace those of the
+tables; the others stay as they are.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from laplace_bounds import BOUNDS
 from laplace_works import Row, rows
 
 from bnn_runner.cells import table_text
@@ -179,7 +181,7 @@ def measure(row: Row, repeats: int, threads: int, allowance: float, gib: float) 
 def _compared(row: Row, sides: Sequence[Side]) -> list[Result]:
     """Each side beside ours, and beside the targets it is held to."""
     ours = sides[0]
-    peers = [s for s in sides[1:] if s.wall]
+    peers = [s for s in sides[1:] if s.wall and s.name not in BOUNDS]
     best = min(peers, key=lambda s: s.median, default=None)
     results = []
     for side in sides:

@@ -1,7 +1,7 @@
 """The pieces of work that `benchmark_laplace.py` times: ours and laplace-torch's, on the same network and data.
 
 Each function prepares one side of a row and gives the work itself, which is what is timed. `side` is
-"ours" or the name of a backend of laplace-torch. Numbers are float32, as both programs have them by
+"ours", the name of a backend of laplace-torch, or a bound. Numbers are float32, as both programs have them by
 default; our sums and factorisations are float64 inside.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from laplace_bounds import BOUNDS
 from torch import Tensor, nn
 
 from bnn_runner.base import Network
@@ -283,10 +284,7 @@ def _python(*words: str) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """`target` maps a peer's side ("default", "best") to the ratio aimed at; `sides` are ours and the peer's backends.
-
-    A peer does one part in `peers_part` of the work, where the work is so many equal steps.
-    """
+    """`target`: the ratio aimed at by peer ("default", "best"). A peer does one part in `peers_part` of equal steps."""
 
     name: str
     what: str
@@ -297,7 +295,7 @@ class Row:
 
 
 def _row(ours: Callable[[], Work], peer: Callable[[str], Work]) -> Callable[[str], Work]:
-    return lambda side: ours() if side == "ours" else peer(side)
+    return lambda side: BOUNDS[side]() if side in BOUNDS else ours() if side == "ours" else peer(side)
 
 
 def rows() -> Iterator[Row]:
@@ -307,12 +305,14 @@ def rows() -> Iterator[Row]:
         "GGN of 3,051 weights, N = 1,000: the matrix",
         _row(lambda: _our_matrix(regression()), lambda b: _peer_fit(regression(), "full", b, 1000)),
         {"default": 30, "best": 4},
+        sides=("ours", *PEERS, next(iter(BOUNDS))),
     )
     yield Row(
         "full_fit",
         "the same, up to what predictions start from",
         _row(lambda: _our_fit(regression(), "full"), lambda b: _ready(_peer_fit(regression(), "full", b, 1000))),
         {"default": 30, "best": 4},
+        sides=("ours", *PEERS, list(BOUNDS)[1]),
     )
     yield Row(
         "evidence",

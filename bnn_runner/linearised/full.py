@@ -3,7 +3,7 @@
 Everything is said in whitened weights u = Λ^{1/2} δ, where the posterior precision is I + H̃ with
 H̃ = Λ^{-1/2} H Λ^{-1/2}. On the dual side only the r directions V that the data inform are kept:
 Σ̃ = I − V diag(s/(1+s)) Vᵀ, and variances are sums of squares (within V, and off it), so that none
-comes out negative by cancellation.
+comes out negative by cancellation; where s is small enough for that to cost no digit, the difference is taken.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bnn_runner.linearised.algebra import Repairs, checked, cholesky, eigh, gram, log_det, wide
+from bnn_runner.linearised.algebra import Repairs, add_gram, checked, cholesky, eigh, gram, log_det, mirrored, wide
 from bnn_runner.linearised.blocks import outer
 from bnn_runner.linearised.groups import Group, each_tensor
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.memory import budget
 from bnn_runner.streams import generator
+
+CANCELS = 1e7
+"""Largest s up to which a variance is the prior's less what the data take, 1 + s times smaller at most."""
 
 
 def side(num_parameters: int, num_rows: int) -> str:
@@ -74,7 +77,11 @@ class FullGaussian:
 
     def covariance(self, jacobians: BatchJacobians) -> Tensor:
         """J Σ Jᵀ at each point, [B, C, C]."""
-        return outer(self.half(jacobians)).to(self.dtype)
+        if self.vectors.shape[1] == len(self.scale) or bool((self.values > CANCELS).any()):
+            return outer(self.half(jacobians)).to(self.dtype)
+        rows = wide(jacobians.dense()) * self.scale
+        taken = (rows @ self.vectors) * (self.values / (1 + self.values)).sqrt()
+        return (outer(rows) - outer(taken)).to(self.dtype)
 
 
 @dataclass
@@ -86,6 +93,7 @@ class FullCurvature:
     sizes: dict[str, int]
     dtype: torch.dtype
     repairs: Repairs
+    _spectrum: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     _isotropic: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     _grams: Tensor | None = field(default=None, repr=False)
 
@@ -101,15 +109,25 @@ class FullCurvature:
             return eigh(matrix, "the full curvature", self.repairs)
         assert self.rows is not None
         rows = self.rows if scale is None else self.rows * scale
+        values, left = self._dual_eigen(rows) if scale is not None else self._isotropic_spectrum()
+        return values, (rows.T @ left) * values.rsqrt()
+
+    def _dual_eigen(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Informed eigenvalues [r] and eigenvectors [M, r] of the dual side."""
         values, left = eigh(gram(rows.T), "the full curvature (dual side)", self.repairs)
         keep = values > values[-1].clamp_min(1e-300) * 1e-13 * len(values)
-        values, left = values[keep], left[:, keep]
-        return values, (rows.T @ left) * values.rsqrt()
+        return values[keep], left[:, keep]
+
+    def _isotropic_spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues of H and eigenvectors of its smaller side: all that the evidence needs."""
+        if self._spectrum is None:
+            self._spectrum = self._eigen(None) if self.rows is None else self._dual_eigen(self.rows)
+        return self._spectrum
 
     def isotropic_eigen(self) -> tuple[Tensor, Tensor]:
         """The eigendecomposition of H itself, made once: it serves every isotropic precision."""
         if self._isotropic is None:
-            self._isotropic = self._eigen(None)
+            self._isotropic = self._isotropic_spectrum() if self.rows is None else self._eigen(None)
         return self._isotropic
 
     def log_det_ratio(self, precisions: Tensor) -> Tensor:
@@ -119,7 +137,7 @@ class FullCurvature:
         of the smaller side each time, and its inverse for the derivatives.
         """
         if len(precisions) == 1:
-            values, _ = self.isotropic_eigen()
+            values, _ = self._isotropic_spectrum()
             return torch.log1p(values / precisions[0].to(values.device)).sum()
         return log_det(self._system(precisions), "the full curvature", self.repairs)
 
@@ -181,17 +199,19 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
     if side(total, num_rows) == "primal":
         total_gram: Tensor | None = None
         for batch in batches:
-            part = gram(wide(batch.dense().flatten(0, 1)))
-            total_gram = part if total_gram is None else total_gram.add_(part)
+            rows = wide(batch.dense().flatten(0, 1))
+            total_gram = rows.new_zeros(total, total) if total_gram is None else total_gram
+            add_gram(total_gram, rows)
         assert total_gram is not None
-        _checked_columns(total_gram, total_gram.diagonal().unsqueeze(0), sizes)
-        return FullCurvature(None, total_gram, sizes, dtype, repairs)
+        # The diagonal has a number that is not finite where its row or column has one.
+        _check_columns(total_gram.diagonal().unsqueeze(0), sizes)
+        return FullCurvature(None, mirrored(total_gram), sizes, dtype, repairs)
     collected = torch.cat([wide(batch.dense().flatten(0, 1)) for batch in batches])
-    return FullCurvature(_checked_columns(collected, collected, sizes), None, sizes, dtype, repairs)
+    _check_columns(collected, sizes)
+    return FullCurvature(collected, None, sizes, dtype, repairs)
 
 
-def _checked_columns(matrix: Tensor, columns: Tensor, sizes: dict[str, int]) -> Tensor:
-    """The matrix, if all its numbers are finite; else an error naming the first tensor with bad `columns` [.., P]."""
+def _check_columns(columns: Tensor, sizes: dict[str, int]) -> None:
+    """Raises an error naming the first tensor with a number in its `columns` [.., P] that is not finite."""
     for name, part in zip(sizes, columns.split(list(sizes.values()), dim=1), strict=True):
         checked(part, name)
-    return checked(matrix, "the network")

@@ -258,7 +258,8 @@ def test_draws_have_the_stated_covariance(name: str, monkeypatch: pytest.MonkeyP
     size = task.spec.num_outputs
     for i in range(len(task.test)):
         block = stated[i * size : (i + 1) * size, i * size : (i + 1) * size]
-        torch.testing.assert_close(moments.covariance[i], block, rtol=1e-9, atol=1e-12)
+        # Eigenvectors of the dual side are as orthogonal as their eigenvalues allow; the joint covariance sees it.
+        torch.testing.assert_close(moments.covariance[i], block, rtol=1e-7 if "dual" in name else 1e-9, atol=1e-12)
     directions = torch.randn(50, outputs.shape[1], generator=generator(0, "projections"), dtype=torch.float64)
     projected, count = outputs @ directions.T, len(outputs)
     variances = torch.einsum("pi,ij,pj->p", directions, stated, directions)
