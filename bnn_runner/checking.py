@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bnn_runner.catalogue import GLOBAL_GROUPS, RECOMMENDED, Catalogue, did_you_mean, flatten, merge
+from bnn_runner.conditions import SIZES, SMALL, has_size, settings_where
 from bnn_runner.errors import UserError
 from bnn_runner.overrides import UNKNOWN, Override, Settled, keys_of, parse, quote, render, settle, with_own_class
 from bnn_runner.settings import COMPONENTS, NoiseSettings, read_settings
@@ -137,13 +138,18 @@ def _experiment_sweeps(
     problems: list[str] = []
     params: dict[str, Any] = {}
     names: list[str] = []
+    sizes = next((o.values for o in overrides if o.key == "size"), (SMALL,))
+    sized = [SMALL]
     for override in overrides:
         if override.key in GLOBAL_GROUPS and override.prefix != "~":
             for value in override.values:
                 listed = value if isinstance(value, list) else [value]
                 for name in (str(v) for v in listed if v is not None):
-                    own = catalogue.load(override.key, name).get("hydra") or {}
+                    content = catalogue.load(override.key, name)
+                    own, rules = content.get("hydra") or {}, content.get("where") or {}
+                    sized += [str(s) for s in sizes if has_size(rules, str(s))]
                     found = (own.get("sweeper") or {}).get("params") or {}
+                    found = found | {k: v for k, v in settings_where(rules, {"size": sizes[0]}).items() if k in found}
                     if found and override.sweep:
                         problems.append(
                             f"{override.text} sweeps over {name}, which is a sweep itself: points would be lost."
@@ -151,6 +157,10 @@ def _experiment_sweeps(
                         )
                     params |= found
                     names += [f"{override.key}={name}"] if found else []
+    if len(sizes) > 1:
+        problems.append("size takes one value: an experiment's sizes are commands of their own. Write size=paper.")
+    elif sizes[0] in SIZES and sizes[0] not in sized:
+        problems.append(f"size={show(sizes[0])} is not there: no experiment chosen here has it. Leave size out.")
     typed = {o.key for o in overrides}
     sweeps: list[Override] = []
     for key, value in params.items():

@@ -198,6 +198,7 @@ def load_experiment(
     expanded, notes = expand(overrides, config_dirs)
     choices = settle(catalogue, [parse(text) for text in expanded]).choices
     config = compose(expanded, config_dir)
+    config.pop("where", None)  # an experiment's, and expanded
     return assemble(config, choices, start, config_dir, notes, expanded)
 
 

@@ -36,6 +36,7 @@ NEVER = (
     "figures",
     "save_posterior",
     "allow",
+    "size",
     "replicates",
     "model.weights",
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bnn_runner.catalogue import BLOCKS, GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten, merge
+from bnn_runner.conditions import SMALL, settings_where
 from bnn_runner.errors import UserError
 
 FAMILY_DEFAULT = {"model": "mlp", "schedule": "adam", "prior": "isotropic", "hyper": "evidence", "augment": "none"}
@@ -241,16 +242,21 @@ def settle(catalogue: Catalogue, parsed: Sequence[Override]) -> Settled:
     picked = {o.key: o.value for o in parsed if o.key in catalogue.groups and o.prefix != "~" and not o.package}
     typed = dict(catalogue.defaults)
     body: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
     for group in GLOBAL_GROUPS:
         for name in _names(picked.get(group, typed.get(group))):
             content = catalogue.load(group, name)
             typed |= catalogue.group_overrides(group, name)
-            body = merge(body, {k: v for k, v in content.items() if k not in ("defaults", "hydra")})
+            body = merge(body, {k: v for k, v in content.items() if k not in ("defaults", "hydra", "where")})
+            rules |= content.get("where") or {}
     typed |= picked
     typed |= {o.key: None for o in parsed if o.prefix == "~" and o.key in catalogue.groups}
+    size = next((o.value for o in parsed if o.key == "size"), SMALL)
+    wanted = settings_where(rules, typed | {"size": size}, [o.key for o in parsed])
+    typed |= {group: choice for group, choice in wanted.items() if group in catalogue.groups}
 
     pair, notes = _pair(catalogue, typed)
-    choices, additions = dict(typed), []
+    choices, additions = dict(typed), [f"{key}={to_text(value)}" for key, value in wanted.items()]
     for group, recommended in pair["choices"].items():
         if typed.get(group) == RECOMMENDED:
             choices[group] = recommended
@@ -259,7 +265,7 @@ def settle(catalogue: Catalogue, parsed: Sequence[Override]) -> Settled:
         choices["metric"] = catalogue.choices("metric")
         additions.append(f"metric=[{','.join(choices['metric'])}]")
 
-    taken = {o.key for o in parsed} | set(flatten(body))
+    taken = {o.key for o in parsed} | set(wanted) | set(flatten(body))
     for key, value in pair["values"].items():
         group = key.split(".")[0]
         if any(key == t or key.startswith(f"{t}.") or t.startswith(f"{key}.") for t in taken - set(catalogue.groups)):

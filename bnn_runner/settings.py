@@ -53,6 +53,7 @@ class Settings:
     """Every top-level setting. Paths are absolute; `time_limit` is minutes, "auto", or None for no limit."""
 
     seed: int
+    size: Literal["small", "paper"]
     replicates: int
     device: Literal["auto", "cpu", "cuda", "mps"]
     precision: Literal["float32", "bf16"]

@@ -122,6 +122,24 @@ CHOICES = {
           epochs: 21
         seed: 5
         """,
+    "experiment/sized.yaml": """
+        # @package _global_
+        # A toy of two sizes, with settings for one method
+        defaults:
+          - override /data: toy
+          - override /method: toyfit
+        schedule:
+          epochs: 21
+        hydra:
+          sweeper:
+            params:
+              seed: 1,2
+              method: map,toyfit
+        where:
+          method=toyfit,other: {method.steps: 8}
+          size=paper: {model: mlp, seed: "1,2,3", schedule.epochs: 90}
+          size=paper model=mlp method=toyfit: {method.steps: 9}
+        """,
     "experiment/grid.yaml": """
         # @package _global_
         # A toy sweep

@@ -124,6 +124,18 @@ def test_an_experiment_that_sweeps_needs_multirun(toys: Path) -> None:
     assert "command of its own" in found
 
 
+def test_a_size_changes_what_is_swept_and_must_be_there(toys: Path) -> None:
+    """Planted bug: the paper's seeds are forgotten, and size=paper of an experiment without it runs the small one."""
+    assert check(["experiment=sized"], [toys], multirun=True).jobs == 4
+    assert check(["experiment=sized", "size=paper"], [toys], multirun=True).jobs == 6
+    assert check(["experiment=sized"], [toys], multirun=True).jobs == 4, "asking for a size leaves no trace"
+    for typed in (["size=paper"], ["experiment=grid", "size=paper"], ["experiment=sized", "size=small,paper"]):
+        (found,) = mistakes(typed, toys, multirun=True)
+        assert "size" in found and ("Leave size out" in found or "one value" in found)
+    (found,) = mistakes(["experiment=sized", "size=huge"], toys, multirun=True)
+    assert "size=huge" in found and "paper" in found
+
+
 def test_a_metric_without_its_package_is_told(toys: Path) -> None:
     (toys / "metric" / "count.yaml").write_text("# Count\n# @package metric.count\n_target_: toykit.Count\n")
     (found,) = mistakes([], toys)

@@ -140,6 +140,13 @@ def test_experiment_file_values_reach_the_run(toys: Path) -> None:
     assert experiment.choices["method"] == "toyfit" and experiment.model.hidden == (7,)  # type: ignore[attr-defined]
 
 
+def test_values_under_a_condition_reach_the_run(toys: Path) -> None:
+    words = ["experiment=sized", "size=paper", "seed=3", "method=toyfit", "metric=[count]", "allow=[toykit]"]
+    experiment = load_experiment(words, toys)
+    assert experiment.method.steps == 9 and experiment.schedule.epochs == 90  # type: ignore[attr-defined]
+    assert experiment.choices["model"] == "mlp" and experiment.settings.size == "paper"
+
+
 def test_outside_classes_need_trust(toys: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_experiment(["data=toy", "method=toyfit", "metric=[count]"], toys)

@@ -146,8 +146,36 @@ def test_experiment_counts_as_typed(toys: Path) -> None:
     assert expanded(["experiment=toys", "data=gap1d"], toys)["model"] == "mlp", "the command line beats the experiment"
 
 
+def test_an_experiment_sets_keys_where_they_apply(toys: Path) -> None:
+    """Planted bugs: a rule of another method is taken; a rule beats what was typed; the paper's network is not."""
+    point = ["experiment=sized", "seed=1"]
+    found = expanded([*point, "method=toyfit"], toys)
+    assert found["method.steps"] == 8 and found["model"] == "toynet" and "schedule.epochs" not in found
+    assert "method.steps" not in expanded([*point, "method=map"], toys)
+    paper = expanded([*point, "method=toyfit", "size=paper"], toys)
+    assert paper["method.steps"] == 9 and paper["model"] == "mlp" and paper["schedule.epochs"] == 90
+    assert paper["schedule"] == "adam", "what is recommended for the paper's network"
+    assert paper["seed"] == 1, "a point of the sweep has its own"
+    typed = expanded([*point, "method=toyfit", "size=paper", "method.steps=2", "model=toynet"], toys)
+    assert typed["method.steps"] == 2 and typed["model"] == "toynet"
+
+
+def test_a_rule_that_is_none_is_told(toys: Path) -> None:
+    (toys / "experiment" / "sized.yaml").write_text("# @package _global_\nwhere: {toyfit: {method.steps: 3}}\n")
+    with pytest.raises(UserError, match="rule 'toyfit', which cannot be read"):
+        expand(["experiment=sized"], [toys])
+
+
 @pytest.mark.parametrize(
-    "typed", [[], ["data=toy"], ["data=toy", "model=lenet"], ["experiment=toys"], ["++schedule.lr=0.3"]]
+    "typed",
+    [
+        [],
+        ["data=toy"],
+        ["data=toy", "model=lenet"],
+        ["experiment=toys"],
+        ["experiment=sized", "size=paper", "seed=1"],
+        ["++schedule.lr=0.3"],
+    ],
 )
 def test_expanding_twice_changes_nothing(typed: list[str], toys: Path) -> None:
     once, _ = expand(typed, [toys])
