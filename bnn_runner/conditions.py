@@ -1,8 +1,8 @@
 """What an experiment file sets under a condition: its block `where:`, as in `method=sgld: {method.chains: 4}`.
 
 A sweep is a product of choices, and most settings of one method are none of another's. A rule of `where` has one or
-more words `name=choice,choice` as its condition, all of which must hold; names are groups, and `size`. Its values are
-dotted keys, or choices of groups. What is typed on the command line wins over all of them.
+more words `name=choice,choice` as its condition, all of which must hold; names are groups, `size`, and keys that are
+typed or swept. Its values are dotted keys, or choices of groups. What is typed on the command line wins over them.
 
     where:
       method=sgld,csgld: {method.chains: 4}
@@ -12,7 +12,7 @@ dotted keys, or choices of groups. What is typed on the command line wins over a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bnn_runner.errors import UserError
@@ -22,7 +22,7 @@ SIZES = (SMALL, "paper")
 """small: two CPU cores; paper: the published settings."""
 
 
-def settings_where(rules: Mapping[str, Any], chosen: Mapping[str, Any], typed: Sequence[str] = ()) -> dict[str, Any]:
+def settings_where(rules: Mapping[str, Any], chosen: Mapping[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
     """{key: value} of every rule that holds for these choices, later rules over earlier ones, without `typed` keys.
 
     A rule that chooses a group counts for the conditions after it. Raises `UserError` for a rule that is none.

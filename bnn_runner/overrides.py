@@ -251,8 +251,8 @@ def settle(catalogue: Catalogue, parsed: Sequence[Override]) -> Settled:
             rules |= content.get("where") or {}
     typed |= picked
     typed |= {o.key: None for o in parsed if o.prefix == "~" and o.key in catalogue.groups}
-    size = next((o.value for o in parsed if o.key == "size"), SMALL)
-    wanted = settings_where(rules, typed | {"size": size}, [o.key for o in parsed])
+    told = {o.key: o.value for o in parsed if o.prefix != "~"}
+    wanted = settings_where(rules, {"size": SMALL} | told | typed, told)
     typed |= {group: choice for group, choice in wanted.items() if group in catalogue.groups}
 
     pair, notes = _pair(catalogue, typed)

@@ -1,18 +1,16 @@
-"""Runs the preset of a published table and prints its numbers beside the published ones.
+"""Regenerates the talks' tables and figures, one preset or all, beside the published numbers.
 
-    python scripts/reproduce.py uci_mc_dropout                  all of it
-    python scripts/reproduce.py uci_mc_dropout data=boston      less of it: further words go to bnn-run
-    python scripts/reproduce.py concrete_dropout --only 10000   one row
+    python scripts/reproduce.py                              lists the presets with what they cost
+    python scripts/reproduce.py mnist_methods                one, at the size for two CPU cores
+    python scripts/reproduce.py --all                        every one
+    python scripts/reproduce.py uci_methods --size paper     with the published settings
+    python scripts/reproduce.py uci_methods data=yacht       less of it: further words go to bnn-run
+    python scripts/reproduce.py uci_methods --check          again, and compare with the kept table
 
-Finished cells are not run again. Writes outputs/results/<table>.{csv,md}. The published numbers, with their sources,
-stand in published.csv; a source marked V was read in its authors' files, V3 in a third party's text. "within" is
-|ours − published| at most 2 √(SE₁² + SE₂²)
-plus 0.05 for log-likelihoods; for the quantities that were published without a spread it is 20 % (standard deviations)
-and 0.05 (dropout rates). Otherwise the script says which of the two is better.
-
-MC dropout takes on each split the rate that is best for the log-likelihood of its validation part (a tenth of the
-training points). Deep ensembles take the learning rate of a data set from the mean of that over its splits, and are
-then trained at it on all training points.
+A preset is an experiment of conf/experiment/, or a script that makes pictures; presets.yaml lists them. Runs go to
+--output, a folder for each preset, trained networks into a folder that all share. What is finished there is not run
+again, so that the same command, typed after a stop, goes on. Tables and figures go to --results: what bnn-report
+writes, what the size can and cannot show, and where the numbers come from.
 """
 
 from __future__ import annotations
@@ -21,184 +19,170 @@ import argparse
 import csv
 import json
 import math
-import statistics
+import shlex
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bnn_runner.cells import table_text
+import yaml
+
 from bnn_runner.report.cells import Cell, find_cells
+from bnn_runner.report.grouping import key_of
 from bnn_runner.storage import write_text
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "outputs" / "results"
-EPOCHS = {10: 2000, 25: 1000, 50: 500, 100: 200, 1000: 20, 10000: 2}
-"""Of concrete dropout's toy, by the number of its training points."""
-TRAINED_APART = ("method.rate", "schedule.lr", "data.val_fraction", "data.num_train")
-"""What cells differ in that were not trained together."""
-HEADINGS = ("data", "case", "quantity", "ours ± SE (n)", "published", "verdict", "source")
-Published = Mapping[str, str]
-
-
-def run(words: Sequence[str], output: Path) -> None:
-    """One bnn-run; a failed cell is told by it and missing below."""
-    subprocess.run([sys.executable, "-m", "bnn_runner.cli.main", *words, f"output_dir={output}"], check=False)
-
-
-def score(cell: Cell, metric: str, split: str = "test") -> float:
-    """The value of one score of a cell."""
-    return next(s.value for s in cell.scores if s.metric == metric and s.split == split)
 
 
 @dataclass(frozen=True)
-class Line:
-    """Our mean over n splits or repeats with its standard error, beside a published value."""
+class Preset:
+    """One line of presets.yaml.
 
-    data: str
-    case: str
-    quantity: str
-    ours: float
-    standard_error: float | None
-    n: int
-    published: str
-    verdict: str
-    source: str
-
-
-def best_rates(cells: Sequence[Cell]) -> list[Cell]:
-    """Of each data set and split the cell that is best on its validation part."""
-    best: dict[tuple[str, int], Cell] = {}
-    for cell in cells:
-        key = cell.data, cell.seed
-        if key not in best or score(cell, "marginal_loglik", "val") > score(best[key], "marginal_loglik", "val"):
-            best[key] = cell
-    return list(best.values())
-
-
-def retrained(cells: Sequence[Cell]) -> list[Cell]:
-    """Of each data set the cells without a validation part, at the learning rate that is best on one, on average.
-
-    Not the best of each split: under 0.1 a network's mean runs away on some splits and not on others, which a tenth
-    of the points does not foresee.
+    `item` is its number in the list of the talks' tables. `minutes` is the cost of each size on two CPU cores, or
+    what the paper's needs. `run` are command lines of bnn-run, `script` one of a script beside this file. `report` are
+    words for bnn-report. `shows` says what the small size can and cannot show and explains what is missed. `check`
+    are columns of the kept table with the share by which another machine may differ.
     """
-    found: dict[str, dict[float, list[float]]] = {}
-    for c in cells:
-        if c.config["data.val_fraction"] > 0:
-            rates = found.setdefault(c.data, {})
-            rates.setdefault(c.config["schedule.lr"], []).append(score(c, "marginal_loglik", "val"))
-    best = {data: max(rates, key=lambda lr: statistics.mean(rates[lr])) for data, rates in found.items()}
-    print("\nlearning rates by validation: " + ", ".join(f"{data} {lr:g}" for data, lr in best.items()))
-    for data, rates in found.items():
-        told = (f"{lr:g}: {statistics.mean(v):.3f} ({len(v)} splits)" for lr, v in rates.items())
-        print(f"  {data}: " + ", ".join(told))
-    return [c for c in cells if c.config["data.val_fraction"] == 0 and c.config["schedule.lr"] == best.get(c.data)]
+
+    name: str
+    item: str
+    what: str
+    minutes: Mapping[str, Any]
+    run: Sequence[str] = ()
+    script: str = ""
+    report: str = ""
+    shows: str = ""
+    check: Mapping[str, float] | None = None
 
 
-def cost(cells: Sequence[Cell]) -> str:
-    """What the cells took; splits that were trained together share one training."""
-    training: dict[tuple[object, ...], float] = {}
-    rest, machine = 0.0, ""
+def presets() -> dict[str, Preset]:
+    found = yaml.safe_load((HERE / "presets.yaml").read_text(encoding="utf-8"))
+    return {entry["name"]: Preset(**entry) for entry in found}
+
+
+def call(words: Sequence[str]) -> int:
+    print("+ " + shlex.join(words), flush=True)
+    return subprocess.run(words, check=False).returncode
+
+
+def make(preset: Preset, size: str, words: Sequence[str], output: Path, results: Path) -> int:
+    """Run a preset and write its table and figures; the exit code."""
+    start = time.perf_counter()
+    folder = output / (preset.name if size == "small" else f"{preset.name}_{size}")
+    if preset.script:
+        line = preset.script.format(results=results, output=folder)
+        code = call([sys.executable, str(HERE / line.split()[0]), *shlex.split(line)[1:], *words])
+        print(f"{preset.name}: {time.perf_counter() - start:.0f} s")
+        return code
+    code = 0
+    places = [f"output_dir={folder}", f"cache_dir={output / 'cache'}"]
+    for line in preset.run:
+        sized = [f"size={size}"] if size != "small" else []
+        code = max(code, call([sys.executable, "-m", "bnn_runner.cli.main", *line.split(), *sized, *words, *places]))
+    cells = [c for c in find_cells(folder) if c.status == "done"] if folder.exists() else []
+    experiments = sorted({c.choices["experiment"] for c in cells if "experiment" in c.choices})
+    if not experiments:
+        return code or 1
+    name = folder.name
+    chosen = f"experiment={','.join(experiments)}"
+    reported = [chosen, "--output-dir", str(folder), "--name", name, *shlex.split(preset.report)]
+    code = max(code, call([sys.executable, "-m", "bnn_runner.cli.report", *reported]))
+    for path in (folder / "results").glob(f"{name}*"):
+        if path.suffix in (".csv", ".png"):
+            results.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, results / path.name)
+    made = folder / "results" / f"{name}.md"
+    if made.exists():
+        command = [
+            "python",
+            "scripts/reproduce.py",
+            preset.name,
+            *(["--size", size] if size != "small" else []),
+            *words,
+        ]
+        text = [f"# {preset.what}", "", made.read_text(encoding="utf-8"), preset.shows.strip(), ""]
+        write_text(results / f"{name}.md", "\n".join([*text, f"`{shlex.join(command)}`: {origin(cells)}."]) + "\n")
+    return code
+
+
+def origin(cells: Sequence[Cell]) -> str:
+    """What the cells took, and the machine, versions and day they are from; rows that trained at once count once."""
+    training: dict[object, float] = {}
+    rest, machines, versions, days = 0.0, set(), set(), []
     for cell in cells:
         facts = json.loads((cell.path / "provenance.json").read_text(encoding="utf-8"))
-        together = (cell.data, *(cell.config.get(k) for k in TRAINED_APART))
-        training[together] = max(training.get(together, 0.0), facts["seconds"].get("training", 0.0))
+        key = key_of(cell)
+        training[key] = max(training.get(key, 0.0), facts["seconds"].get("training", 0.0))
         rest += sum(seconds for stage, seconds in facts["seconds"].items() if stage != "training")
-        machine = f"{facts['threads']} threads, {facts['device']}"
-    total = sum(training.values())
-    return f"{len(cells)} cells: training {total / 60:.1f} min, the rest {rest / 60:.1f} min of wall-clock ({machine})"
+        machines.add(f"{facts['threads']} thread{'s' * (facts['threads'] > 1)}, {facts['device']}")
+        versions.add(f"torch {facts['versions']['torch']}, bnn_runner {facts['versions']['bnn_runner']}")
+        days.append(facts["finished"][:10])
+    told = f"{len(cells)} cells, training {sum(training.values()) / 60:.1f} min, the rest {rest / 60:.1f} min"
+    return f"{told} ({'; '.join(sorted(machines))}; {'; '.join(sorted(versions))}; {max(days)})"
 
 
-def values(cells: Sequence[Cell], row: Published) -> list[float]:
-    """Our values of a published quantity, one a split or repeat."""
-    mine = [c for c in cells if c.data == row["data"]]
-    if row["table"] == "concrete_dropout":
-        mine = [c for c in mine if str(c.config.get("data.num_train")) == row["case"]]
-    quantity = row["quantity"]
-    if quantity.startswith("rate "):
-        reports = [json.loads((c.path / "cell.json").read_text())["report"] for c in mine]
-        return [r["rates"][quantity.removeprefix("rate ")] for r in reports]
-    return [score(c, "marginal_loglik" if quantity == "loglik" else quantity) for c in mine]
+def differences(preset: Preset, made: Path, kept: Path) -> list[str]:
+    """Where a table made anew differs from the kept one by more than the preset's tolerances."""
+    tables = []
+    for path in (made, kept):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        words = [w for w in rows[0] if w in ("data", "model", "method") or "." in w.split("@")[0]]
+        tables.append({tuple(row[w] for w in words if not w.endswith("_mean")): row for row in rows})
+    new, old = tables
+    problems = [f"{'/'.join(key)} is in one of them only" for key in new.keys() ^ old.keys()]
+    for key in new.keys() & old.keys():
+        for column, share in (preset.check or {}).items():
+            a, b = (float(t[key].get(f"{column}_mean") or "nan") for t in (new, old))
+            if math.isnan(a) != math.isnan(b) or abs(a - b) > share * abs(b):
+                problems.append(f"{'/'.join(key)}: {column} is {a:.4g}, was {b:.4g} (may differ by {share:.0%})")
+    return problems
 
 
-def verdict(ours: Sequence[float], row: Published) -> str:
-    """How ours compares, by the tolerances above."""
-    published, mean = float(row["value"]), statistics.mean(ours)
-    quantity, gap = row["quantity"], statistics.mean(ours) - float(row["value"])
-    if quantity.startswith("rate "):
-        tolerance = 0.05
-    elif not row["spread"]:
-        tolerance = 0.2 * published
-    else:
-        theirs = float(row["spread"]) / (math.sqrt(float(row["n"])) if row["kind"] == "std" else 1)
-        mine = statistics.stdev(ours) / math.sqrt(len(ours)) if len(ours) > 1 else 0.0
-        tolerance = 2 * math.hypot(theirs, mine) + (0.05 if quantity == "loglik" else 0)
-    if abs(gap) <= tolerance:
-        return "within"
-    if quantity == "rmse":
-        return "better" if mean < published else "WORSE"
-    if quantity == "loglik":
-        return "better" if mean > published else "WORSE"
-    return "DIFFERS"
-
-
-def compare(ours: Sequence[float], row: Published) -> Line | None:
-    """The line of a published quantity; None where none of its cells is done."""
-    if not ours:
-        return None
-    theirs = row["value"] + (f" ± {row['spread']} {row['kind']}" if row["spread"] else "")
-    return Line(
-        row["data"],
-        row["case"],
-        row["quantity"],
-        statistics.mean(ours),
-        statistics.stdev(ours) / math.sqrt(len(ours)) if len(ours) > 1 else None,
-        len(ours),
-        theirs,
-        verdict(ours, row),
-        f"{row['source']} [{row['status']}]",
-    )
+def listing(found: Mapping[str, Preset]) -> str:
+    lines = [f"{'preset':<24}{'item':<6}{'small':>9}   {'paper':<22}what"]
+    for p in found.values():
+        small, paper = (f"{v} min" if isinstance(v, int | float) else str(v) for v in p.minutes.values())
+        lines.append(f"{p.name:<24}{p.item:<6}{small:>9}   {paper:<22}{p.what}")
+    total = sum(p.minutes["small"] for p in found.values())
+    return "\n".join([*lines, f"all at the small size: {total} minutes on two CPU cores"])
 
 
 def main() -> int:
+    found = presets()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=("uci_mc_dropout", "uci_ensemble", "concrete_dropout"))
-    parser.add_argument("words", nargs="*", help="further words for bnn-run")
-    parser.add_argument("--output", type=Path, default=Path("outputs/reproduce"), help="folder of the cells")
-    parser.add_argument("--no-run", action="store_true", help="only the table, of the cells that are there")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables")
-    parser.add_argument("--only", type=int, action="append", choices=sorted(EPOCHS), help="rows of concrete_dropout")
+    parser.add_argument("words", nargs="*", help="presets, and words for bnn-run")
+    parser.add_argument("--all", action="store_true", help="every preset")
+    parser.add_argument("--size", choices=("small", "paper"), default="small")
+    parser.add_argument("--output", type=Path, default=Path("outputs/reproduce"), help="folder of the runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables and figures")
+    parser.add_argument("--check", action="store_true", help="compare with the kept table; --results stays as it is")
     arguments = parser.parse_intermixed_args()
-    table, output = arguments.table, arguments.output / arguments.table
-    if arguments.no_run:
-        pass
-    elif table == "concrete_dropout":
-        for count in arguments.only or EPOCHS:
-            sizes = [f"data.num_train={count}", f"schedule.epochs={EPOCHS[count]}"]
-            run(["experiment=concrete_dropout_table", *sizes, *arguments.words], output)
-    else:
-        run(["-m", f"experiment={table}", *arguments.words], output)
-    cells = every = [c for c in find_cells(output) if c.status == "done"]
-    if table == "uci_mc_dropout":
-        cells = best_rates(cells)
-    elif table == "uci_ensemble":
-        cells = retrained(cells)
-    with (HERE / "published.csv").open(encoding="utf-8") as file:
-        rows = [r for r in csv.DictReader(file) if r["table"] == table]
-    lines = [line for row in rows if (line := compare(values(cells, row), row)) is not None]
-    text = [f"| {' | '.join(HEADINGS)} |", "|---|---|---|--:|---|---|---|"]
-    for line in lines:
-        error = "" if line.standard_error is None else f" ± {line.standard_error:.2g}"
-        ours = f"{line.ours:.4g}{error} ({line.n})"
-        told = [line.data, line.case, line.quantity, ours, line.published, line.verdict, line.source]
-        text.append(f"| {' | '.join(told)} |")
-    text += ["", f"{cost(every)}."] if every else []
-    print("\n" + "\n".join(text))
-    write_text(arguments.results / f"{table}.md", "\n".join(text) + "\n")
-    columns = [f.name for f in fields(Line)]
-    write_text(arguments.results / f"{table}.csv", table_text([asdict(line) for line in lines], columns))
-    return 0
+    chosen = [w for w in arguments.words if "=" not in w]
+    words = [w for w in arguments.words if "=" in w]
+    unknown = sorted(set(chosen) - set(found))
+    if unknown:
+        parser.error(f"no preset {', '.join(unknown)}. There are: {', '.join(found)}")
+    if arguments.all:
+        chosen = list(found)
+    if not chosen:
+        print(listing(found))
+        return 0
+    code = 0
+    output = arguments.output.absolute()
+    for preset in (found[name] for name in chosen):
+        results = output / "checked" if arguments.check else arguments.results.absolute()
+        code = max(code, make(preset, arguments.size, words, output, results))
+        if arguments.check:
+            problems = differences(preset, results / f"{preset.name}.csv", arguments.results / f"{preset.name}.csv")
+            print("\n".join([f"{preset.name}: {len(problems)} values differ from the kept table", *problems]))
+            code = max(code, int(bool(problems)))
+    return code
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from bnn_runner.report.fields import Filter, parse_filters, select
 from bnn_runner.report.grid import to_csv as grids_to_csv
 from bnn_runner.report.page import to_html
 from bnn_runner.report.paired import paired_differences, without_extra
+from bnn_runner.report.published import beside_published
 from bnn_runner.report.ranks import mean_ranks
 from bnn_runner.report.render import LEGENDS, Report, report_of, to_csv, to_latex, to_markdown
 from bnn_runner.report.tables import Table, build
@@ -36,6 +37,7 @@ _EXAMPLES = """examples:
   bnn-report --baseline method=map                    also differences from MAP, seed by seed
   bnn-report --ranks --summary median                 also mean ranks over data sets; medians and quartiles
   bnn-report --evidence                               also ranked by evidence, beside the test log-likelihood
+  bnn-report experiment=uci_mc_dropout                an experiment's runs, and beside the published values
   bnn-report --metrics all --format csv               every number, for your own analysis
 
 Mean ± standard error over seeds. A seed that is NaN, failed or missing is shown with the command that would make it,
@@ -64,8 +66,12 @@ def report(arguments: argparse.Namespace) -> list[Path]:
     raise_all(problems)
     filters = [Filter(w, tuple(_names(getattr(arguments, w)))) for w in _FILTERS if _names(getattr(arguments, w))]
     filters += parse_filters(arguments.filters, "The word")
-    table = build(select(_cells(arguments.output_dir), filters), arguments.metrics)
+    cells = select(_cells(arguments.output_dir), filters)
+    table = build(cells, arguments.metrics)
     made, commands = _report(table, arguments), missing_commands(table)
+    for experiment in (f.values[0] for f in filters if f.name == "experiment" and len(f.values) == 1):
+        beside = beside_published(cells, experiment)
+        made = made if beside is None else replace(made, grids=(*made.grids, beside))
     folder, name = arguments.output_dir / "results", arguments.name
     pictures: list[Path] = []
     try:

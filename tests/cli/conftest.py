@@ -139,6 +139,7 @@ CHOICES = {
           method=toyfit,other: {method.steps: 8}
           size=paper: {model: mlp, seed: "1,2,3", schedule.epochs: 90}
           size=paper model=mlp method=toyfit: {method.steps: 9}
+          data.size=4: {data.shift: 0.25}
         """,
     "experiment/grid.yaml": """
         # @package _global_

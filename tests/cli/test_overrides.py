@@ -157,7 +157,8 @@ def test_an_experiment_sets_keys_where_they_apply(toys: Path) -> None:
     assert paper["schedule"] == "adam", "what is recommended for the paper's network"
     assert paper["seed"] == 1, "a point of the sweep has its own"
     typed = expanded([*point, "method=toyfit", "size=paper", "method.steps=2", "model=toynet"], toys)
-    assert typed["method.steps"] == 2 and typed["model"] == "toynet"
+    assert typed["method.steps"] == 2 and typed["model"] == "toynet" and "data.shift" not in typed
+    assert expanded([*point, "data.size=4"], toys)["data.shift"] == 0.25, "a key that is swept tells, too"
 
 
 def test_a_rule_that_is_none_is_told(toys: Path) -> None:
