@@ -280,7 +280,7 @@ def settle(catalogue: Catalogue, parsed: Sequence[Override]) -> Settled:
                 " Mend the recommended block of the data set's YAML file."
             )
         additions.append(f"{key}={to_text(value)}")
-    additions += _for_debug(catalogue, choices, {o.key for o in parsed})
+    additions += _for_debug(catalogue, choices, {o.key for o in parsed} | set(wanted))
     return Settled(typed, choices, body, tuple(additions), tuple(notes))
 
 

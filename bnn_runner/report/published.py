@@ -154,16 +154,16 @@ def _compared(row: Published, cells: Sequence[Cell], setting: str) -> tuple[Line
 def _order(row: Published, groups: Sequence[Group]) -> tuple[Line, str] | None:
     """Whether the quantity falls along the methods, as far as they have run; its line has the smallest step."""
     names = [name.strip() for name in row.value.split(">")]
-    of = {
-        n: [v for g in groups if g.key.method == n for v in values(list(g.done.values()), row.quantity)] for n in names
-    }
+    cells = [c for g in groups for c in g.done.values()]
+    of = {n: values([c for c in cells if c.method == n], row.quantity) for n in names}
     there = [n for n in names if of[n]]
     if len(there) < 2:
         return None
     steps = [statistics.mean(of[a]) - statistics.mean(of[b]) for a, b in itertools.pairwise(there)]
     told = "order holds" if min(steps) >= -float(row.tolerance or 0) else "ORDER DOES NOT HOLD"
+    kept = [c for c in cells if c.method in there]
     words = f"smallest step{'' if there == names else ' of ' + ' > '.join(there)}"
-    return _line(row, _one(cells, "model"), "", words, told, row.value, [min(steps)]), told
+    return _line(row, _one(kept, "model"), "", words, told, row.value, [min(steps)]), told
 
 
 def _elsewhere(row: Published) -> tuple[Line, str]:
