@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bnn_runner.catalogue import Catalogue
+from bnn_runner.catalogue import BLOCKS, Catalogue
 from bnn_runner.cli.help import settings_lines
 from bnn_runner.config import build
 
@@ -115,7 +115,7 @@ def method_table(catalogue: Catalogue) -> str:
     head = "| `method=` | what it is | networks | structure, weights | draws | closed form | joint scores | evidence |"
     rows = [head, "|---|---|--:|---|---|---|---|---|"]
     for choice in catalogue.choices("method"):
-        method: Any = build(catalogue.load("method", choice))
+        method: Any = build({k: v for k, v in catalogue.load("method", choice).items() if k != BLOCKS["method"]})
         structure = ", ".join(getattr(method, key) for key in ("structure", "weights") if hasattr(method, key)) or "–"
         number = len(method.needs())
         draws = f"its {number}" if method.finite else "any number" if method.predictive == "draws" else "–"
