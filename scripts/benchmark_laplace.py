@@ -12,20 +12,22 @@ can leave out, on numbers that are there already. Each side of a row is a proces
 work in turn, one repeat each, and never together. Seconds are medians over repeats, of wall time and of the process's
 CPU time (which other programs on the machine disturb less); ratios are of these medians. Memory is what the process
 holds at its peak above what it held before the first repeat. A peer that has spent its allowance (--allowance, seconds)
-is not repeated further. A side that would take more than --gib is stopped. Rows that are named replace those of the
-tables; the others stay as they are.
+is not repeated further. A side that would take more than --gib, or --limit seconds for one repeat, is
+stopped. Rows that are named replace those of the tables; the others stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import os
 import re
 import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -87,8 +89,21 @@ class Side:
             self.process.stdin.write(word + "\n")
             self.process.stdin.flush()
 
-    def hear(self) -> list[str]:
-        """The words of its next answer; none, with the reason kept, when it failed."""
+    def hear(self, limit: float = math.inf) -> list[str]:
+        """The words of its next answer; none, with the reason kept, when it failed or took over `limit` seconds."""
+        watch = threading.Timer(min(limit, threading.TIMEOUT_MAX), self._stop, [limit])
+        watch.daemon = True
+        watch.start()
+        try:
+            return self._answer()
+        finally:
+            watch.cancel()
+
+    def _stop(self, limit: float) -> None:
+        self.reason = f"takes more than {limit:g} s"
+        self.process.kill()
+
+    def _answer(self) -> list[str]:
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
             if line.startswith("@"):
@@ -97,7 +112,7 @@ class Side:
                     self.reason = " ".join(rest)
                     return []
                 return rest
-        self.reason = "killed"
+        self.reason = self.reason or "killed"
         return []
 
 
@@ -140,7 +155,7 @@ def _status(name: str) -> float:
 # ------------------------------------------------------------------------------------- a table
 
 
-def measure(row: Row, repeats: int, threads: int, allowance: float, gib: float) -> list[Result]:
+def measure(row: Row, repeats: int, threads: int, allowance: float, gib: float, limit: float) -> list[Result]:
     """All sides of a row in turn."""
     command = [sys.executable, str(Path(__file__).resolve()), "--child", row.name, "--threads", str(threads)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -165,7 +180,7 @@ def measure(row: Row, repeats: int, threads: int, allowance: float, gib: float) 
             if side.reason or (turn and side.name != "ours" and spent > allowance):
                 continue
             side.tell("work")
-            if answer := side.hear():
+            if answer := side.hear(limit):
                 wall, cpu, memory = (float(word) for word in answer)
                 if side.name != "ours":
                     wall, cpu = wall * row.peers_part, cpu * row.peers_part
@@ -255,6 +270,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--allowance", type=float, default=60, help="seconds a side may spend on its repeats")
+    parser.add_argument("--limit", type=float, default=600, help="seconds one repeat may take before it is stopped")
     parser.add_argument("--gib", type=float, default=6, help="memory a side may take")
     parser.add_argument("--quick", action="store_true", help="nothing written")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -274,7 +290,9 @@ def main() -> int:
     for row in known.values():
         if arguments.rows and row.name not in arguments.rows:
             continue
-        measured = measure(row, arguments.repeats, arguments.threads, arguments.allowance, arguments.gib)
+        measured = measure(
+            row, arguments.repeats, arguments.threads, arguments.allowance, arguments.gib, arguments.limit
+        )
         results = [r for r in results if r.row in known and r.row != row.name] + measured
         results.sort(key=lambda r: list(known).index(r.row))
         print(table(measured, note), flush=True)
