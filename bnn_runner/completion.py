@@ -35,8 +35,11 @@ def begin(work: Work, session: Session) -> None:
     cell = work.cell
     if cell.status() == "done" and not work.experiment.settings.force:
         return
+    known = cell.facts()
+    if known and (known.get("recipe"), known.get("fingerprint")) != (RECIPE, work.task.fingerprint):
+        cell.fit_checkpoint.unlink(missing_ok=True)  # of other data, or of other code
     if work.attempt == 0:
-        work.attempt = 1 if cell.status() == "done" else int(cell.facts().get("attempts", 0)) + 1
+        work.attempt = 1 if cell.status() == "done" else int(known.get("attempts", 0)) + 1
     cell.folder.mkdir(parents=True, exist_ok=True)
     cell.set_status("open", "")
     write_description(cell, _facts(work, session))

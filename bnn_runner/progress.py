@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -42,7 +43,8 @@ class Console:
 
     def write_log(self, text: str) -> None:
         if self.log is not None:
-            with self.log.open("a", encoding="utf-8") as f:
+            # A log that cannot be written ends no run: whoever writes the results will tell.
+            with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as f:
                 f.write(time.strftime("%H:%M:%S ") + text + "\n")
 
     def progress(self) -> Progress:

@@ -7,8 +7,8 @@ posterior = method.fit(…) -> Evaluation (saved) -> metrics -> files, figures, 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -31,6 +31,7 @@ from bnn_runner.preparation import acquire, prepare_data
 from bnn_runner.progress import Console
 from bnn_runner.provenance import Stages
 from bnn_runner.session import Session, Work
+from bnn_runner.storage import unwritable
 from bnn_runner.streams import derive_seed
 from bnn_runner.telling import describe, short, show_scores
 from bnn_runner.training_state import Lane, Recipe
@@ -73,6 +74,7 @@ def run_together(experiments: Sequence[Experiment], console: Console | None = No
         return [Outcome("done") for _ in experiments]
     device = pick_device(settings.device)
     with ExitStack() as stack:
+        stack.enter_context(_disk_told())
         threads = stack.enter_context(thread_count(settings.threads))
         stack.enter_context(memory_budget(settings.memory_gb, console.say))
         stop = stack.enter_context(stop_on_signals())
@@ -204,11 +206,12 @@ def _run_all(works: list[Work], session: Session) -> _Ended:
     plan = workplan(todo[0].experiment, session)
     describe(todo[0], session, plan.recipe)
     try:
-        for work in todo:
-            begin(work, session)
         together = Stages()
-        with together.stage("training", session.device):
-            diverged = plan.train_missing([t for w in todo for t in w.trainings])
+        with _disk_told():
+            for work in todo:
+                begin(work, session)
+            with together.stage("training", session.device):
+                diverged = plan.train_missing([t for w in todo for t in w.trainings])
         for work in todo:
             work.stages.seconds.update(together.seconds)
             work.stages.peaks.update(together.peaks)
@@ -216,7 +219,8 @@ def _run_all(works: list[Work], session: Session) -> _Ended:
                 for training in work.trainings:
                     if training.key in diverged:
                         raise RunFailed(diverged[training.key])
-                _complete_leased(work, plan, session)
+                with _disk_told():
+                    _complete_leased(work, plan, session)
             except RunFailed as error:
                 ended.failed[work.cell.folder] = _fail(work, error, session)
     except (Interrupted, InterruptedError, KeyboardInterrupt) as error:
@@ -229,6 +233,17 @@ def _run_all(works: list[Work], session: Session) -> _Ended:
                 _fail(work, error, session)
         raise
     return ended
+
+
+@contextmanager
+def _disk_told() -> Iterator[None]:
+    """A full disk, or a folder that may not be written, is no bug of ours: it ends the run with what to do."""
+    try:
+        yield
+    except OSError as error:
+        if (reason := unwritable(error)) is None:
+            raise
+        raise RunFailed(reason) from error
 
 
 def _complete_leased(work: Work, plan: Workplan, session: Session) -> None:
@@ -264,7 +279,8 @@ def _fail(work: Work, error: BaseException, session: Session) -> str:
     reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
     first_line = " ".join(reason.split())
     told = "".join(traceback.format_exception(error))
-    work.cell.set_status("failed", first_line + "\n\n" + told)
+    with suppress(OSError):  # where nothing can be written, the outcome alone has the reason
+        work.cell.set_status("failed", first_line + "\n\n" + told)
     session.console.log = work.cell.folder / "log.txt"
     session.console.write_log(told)
     session.console.say(f"FAILED: {reason}")
@@ -276,5 +292,6 @@ def _fail(work: Work, error: BaseException, session: Session) -> str:
 def _cut(todo: list[Work], reason: str) -> NoReturn:
     for work in todo:
         if work.cell.status() not in ("done", "failed"):
-            work.cell.set_status("cut", reason)
+            with suppress(OSError):
+                work.cell.set_status("cut", reason)
     raise Interrupted(reason)

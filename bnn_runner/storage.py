@@ -1,7 +1,9 @@
-"""Files that are whole or absent: written to a temporary name, flushed to disk, renamed."""
+"""Files that are whole or absent: written to a temporary name, flushed to disk, renamed; and why one cannot be."""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import tempfile
@@ -9,9 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Call `write` with an open binary file; the result appears at `path` at once, or not at all."""
+    """Call `write` with an open binary file; the result appears at `path` at once, or not at all.
+
+    An `OSError` names `path`, whichever step it came from.
+    """
+    try:
+        _write(path, write)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.writing-")
     try:
@@ -33,6 +48,15 @@ def clear_unfinished(folder: Path, name: str = "*") -> None:
         left.unlink(missing_ok=True)
 
 
+def write_torch(path: Path, payload: Any) -> None:
+    """`torch.save`, whole or absent. By way of memory: torch hides why a file cannot be written."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(payload, buffer)
+    write_atomically(path, lambda f: f.write(buffer.getbuffer()))
+
+
 def write_text(path: Path, text: str) -> None:
     """Text as UTF-8, whole or absent."""
     write_atomically(path, lambda f: f.write(text.encode()))
@@ -41,6 +65,21 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """JSON, indented, whole or absent."""
     write_text(path, json.dumps(value, indent=2, default=str) + "\n")
+
+
+def unwritable(error: OSError) -> str | None:
+    """What to tell of a full disk or a folder that may not be written; None for any other error."""
+    if error.errno in _FULL:
+        why, advice = "the disk is full", "Free some space there"
+    elif error.errno in _REFUSED:
+        why, advice = str(error.strerror).lower(), "Make the folder writable"
+    else:
+        return None
+    return (
+        f"{error.filename or 'a file'} cannot be written: {why}. Whatever is finished is whole and stays. {advice}, or "
+        "choose another folder by output_dir= (cache_dir= for trained networks), and run the same command again: it "
+        "goes on from what is there."
+    )
 
 
 def _umask() -> int:

@@ -20,7 +20,7 @@ from bnn_runner.base import FitContext, Network
 from bnn_runner.errors import Interrupted, RunFailed
 from bnn_runner.likelihoods import Gaussian, MeanVariance, Natural, NoiseRule
 from bnn_runner.schedules import Schedule
-from bnn_runner.storage import write_atomically
+from bnn_runner.storage import write_torch
 from bnn_runner.streams import derive_seed
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training import CHECKPOINT_SECONDS, Group
@@ -174,7 +174,7 @@ def _run(
                 "moments": moments.payload(),
                 "state": state.payload(),
             }
-            write_atomically(context.checkpoint, lambda f: torch.save(payload, f))
+            write_torch(context.checkpoint, payload)
 
     with group.at_work():
         while state.step < total:

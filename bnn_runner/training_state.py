@@ -19,7 +19,7 @@ from bnn_runner.optimizers import Optimizer, make_optimizer
 from bnn_runner.priors import Prior
 from bnn_runner.rework import Rework
 from bnn_runner.schedules import Schedule
-from bnn_runner.storage import write_atomically
+from bnn_runner.storage import write_torch
 from bnn_runner.streams import global_stream
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.tuning import TrainingRule, TuningState
@@ -98,7 +98,7 @@ class State:
         }
 
     def save(self, path: Path) -> None:
-        write_atomically(path, lambda f: torch.save(self.payload(), f))
+        write_torch(path, self.payload())
 
     def load(self, path: Path, device: torch.device) -> bool:
         """Go on from a checkpoint; False where there is none or it is damaged (then nothing is changed)."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bnn_runner.storage import write_json
+from bnn_runner.storage import unwritable, write_json
 
 PLAN = "plan.json"
 OUTCOME = "outcome.json"
@@ -55,8 +56,13 @@ class Handover:
 
 
 def write_outcome(folder: Path, outcomes: Sequence[dict[str, Any]]) -> None:
-    """Leave the outcomes of a launched job's members where the summary finds them."""
-    write_json(folder / OUTCOME, list(outcomes))
+    """Leave the outcomes of a launched job's members where the summary finds them; on a full disk, say so at once."""
+    try:
+        write_json(folder / OUTCOME, list(outcomes))
+    except OSError as error:
+        if (reason := unwritable(error)) is None:
+            raise
+        print(f"bnn-run: {reason}", file=sys.stderr)
 
 
 def read_outcomes(scratch: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -158,7 +159,8 @@ def _mark(outcome: Outcome) -> None:
     if outcome["status"] == "failed":
         for cell in map(Path, outcome["cells"]):
             if status_of(cell) == "open":
-                set_status(cell, "failed", f"{outcome['message']}\n\n{outcome.get('traceback', '')}")
+                with contextlib.suppress(OSError):  # a full disk
+                    set_status(cell, "failed", f"{outcome['message']}\n\n{outcome.get('traceback', '')}")
 
 
 def _run_into(result: Path, members: list[Member], config_dir: Path | None, start: Path) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from bnn_runner import __version__
 from bnn_runner.checking import Checked, check
-from bnn_runner.cli.exits import INTERRUPTED, MISTAKE, OK, tell_mistakes
+from bnn_runner.cli.exits import FAILED, INTERRUPTED, MISTAKE, OK, tell_mistakes
 from bnn_runner.cli.flags import CommandLine, read_flags
 from bnn_runner.errors import UserError
 from bnn_runner.overrides import defer, expand, render
+from bnn_runner.storage import unwritable
 
 
 def main() -> None:
@@ -50,6 +51,11 @@ def run(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except OSError as error:
+        if (reason := unwritable(error)) is None:
+            raise
+        print(f"bnn-run: {reason}", file=sys.stderr)
+        return FAILED
 
 
 def hydra_arguments(line: CommandLine, checked: Checked) -> list[str]:

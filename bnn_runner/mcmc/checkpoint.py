@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bnn_runner.errors import Interrupted
-from bnn_runner.storage import write_atomically
+from bnn_runner.storage import write_torch
 
 SAVE_SECONDS = 20.0
 
@@ -47,5 +47,5 @@ class Checkpoint:
 
     def save(self, state: dict[str, Any]) -> None:
         if self.path is not None:
-            write_atomically(self.path, lambda f: torch.save({**state, "identity": self.identity}, f))
+            write_torch(self.path, {**state, "identity": self.identity})
         self._saved = time.perf_counter()

@@ -25,7 +25,7 @@ from bnn_runner.errors import Interrupted, RunFailed
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.optimizers import make_optimizer
 from bnn_runner.schedules import Schedule
-from bnn_runner.storage import write_atomically
+from bnn_runner.storage import write_torch
 from bnn_runner.streams import derive_seed, generator
 from bnn_runner.tasks import Task
 from bnn_runner.training import CHECKPOINT_SECONDS, batch_bounds
@@ -213,7 +213,7 @@ class Fit:
             "nll_sum": self.nll_sum,
             "history": self.history,
         }
-        write_atomically(path, lambda f: torch.save(payload, f))
+        write_torch(path, payload)
 
     def load(self, path: Path) -> bool:
         """Go on from a checkpoint; False where there is none, or one that cannot be read (then train anew)."""
