@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -203,6 +204,11 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> StubRunner:
     module = types.ModuleType("bnn_runner.runner")
     module.run_together = lambda experiments: [stub.run(e) for e in experiments]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "bnn_runner.runner", module)
-    monkeypatch.setattr(cli_job, "apart", lambda *arguments: (cli_job.run_members(*arguments), 0))
+
+    def apart(members, ticket):
+        outcomes = cli_job.run_members(members, ticket.config_dir, ticket.start)
+        return outcomes, signal.SIGINT if outcomes[0]["status"] == "interrupted" else 0
+
+    monkeypatch.setattr(cli_job, "apart", apart)
     monkeypatch.setattr(bnn_runner, "runner", module, raising=False)
     return stub
