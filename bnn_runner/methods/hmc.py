@@ -18,9 +18,10 @@ from bnn_runner.mcmc.chains import run_hamiltonian
 from bnn_runner.mcmc.checkpoint import Checkpoint
 from bnn_runner.mcmc.posterior import ChainPosterior, treatment
 from bnn_runner.mcmc.starting import Start, check_memory, refusals, starting_networks, starting_specs
-from bnn_runner.mcmc.summary import probe_points, summarise
+from bnn_runner.mcmc.summary import summarise
 from bnn_runner.mcmc.target import LogPosterior
 from bnn_runner.modes import evaluation_mode
+from bnn_runner.spread import probe_points
 from bnn_runner.streams import derive_seed
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training import SMALL_STEP

@@ -28,9 +28,10 @@ from bnn_runner.mcmc.starting import (
     starting_specs,
 )
 from bnn_runner.mcmc.steps import Cyclical, Polynomial, StepSizes, evenly_kept
-from bnn_runner.mcmc.summary import probe_points, summarise
+from bnn_runner.mcmc.summary import summarise
 from bnn_runner.mcmc.target import LogPosterior
 from bnn_runner.modes import evaluation_mode, true_float32
+from bnn_runner.spread import probe_points
 from bnn_runner.streams import derive_seed
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training import SMALL_STEP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -17,9 +17,13 @@ from bnn_runner.errors import raise_all
 from bnn_runner.hyper import HyperRule
 from bnn_runner.posteriors import NetworkDraws, stacked_noise
 from bnn_runner.sharpness import sharpness
+from bnn_runner.spread import function_spread, probe_points, spread_notes
 from bnn_runner.streams import generator
 from bnn_runner.swag_collection import PathMoments, Phase, collect
 from bnn_runner.tasks import Task, TaskSpec
+
+SPREAD_DRAWS = 8
+"""Draws that tell whether functions differ; with batchnorm each is a pass over the training data."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +193,10 @@ class SWAG:
                 f"all {len(task.train)} points make one batch: the path has no gradient noise and its spread is only "
                 "its drift. Lower schedule.batch_size"
             )
-        if notes:
-            report["notes"] = notes
         treatment = dict.fromkeys(networks[0].parameters, f"{rule}, covariance times {scale:g}")
-        return SWAGPosterior(tuple(networks), members, scale, clean, report, treatment)
+        posterior = SWAGPosterior(tuple(networks), members, scale, clean, report, treatment)
+        x = probe_points(task.test, next(iter(networks[0].parameters.values())).dtype)
+        spread = function_spread(posterior.draws(SPREAD_DRAWS, context.seed)(x), posterior.likelihood)
+        advice = "Raise method.lr, or lower schedule.batch_size, whose noise moves the path."
+        notes += spread_notes(spread, posterior.likelihood, "the path of SGD has", advice)
+        return replace(posterior, report={**report, "function_spread": spread, "notes": notes})

@@ -142,6 +142,18 @@ def test_collection_starts_at_the_networks_and_collects_when_it_says() -> None:
     assert set(posterior.treatment) == set(posterior.networks[0].parameters)
 
 
+def test_a_path_without_spread_says_so() -> None:
+    """Planted bug: the note looks at weights, or at the members of a mixture alone."""
+    task = make_task("regression", (3,), 1)
+    network = make_network(MLP(hidden=(5,)), task)
+    still = SWAG(epochs=4, lr=1e-9).fit(task, [network], context_of())
+    assert any("hardly any spread" in note and "method.lr" in note for note in still.report["notes"])
+    assert still.report["function_spread"] < 1e-4
+    moving = SWAG(epochs=40, lr=0.01).fit(task, [network], context_of())
+    assert moving.report["function_spread"] > 0.01
+    assert not any("hardly any spread" in note for note in moving.report["notes"])
+
+
 def test_diverging_collections_fail_with_the_reason() -> None:
     """Planted bugs: weights of 1e13 that are finite and score; a NaN row."""
     for lr in (1e3, 0.5):
