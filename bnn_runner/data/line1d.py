@@ -21,11 +21,16 @@ def line(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Line1D:
-    """y = 2x + 8 + noise, x standard normal; `noise` is the standard deviation of the Gaussian noise."""
+    """y = 2x + 8 + noise, x standard normal; `noise` is the standard deviation of the Gaussian noise.
+
+    Without `standardise` networks are trained on y as it is. It matters where the step of the optimiser does: a
+    step of Adam moves outputs by an amount that has nothing to do with their unit.
+    """
 
     num_train: int
     num_test: int
     noise: float
+    standardise: bool
     val_fraction: float
     train_size: int | None
     test_size: int | None
@@ -40,4 +45,4 @@ class Line1D:
         spec = self.spec()
         x = normals(self, "line1d", seed, "inputs")
         y = line(x) + self.noise * normals(self, "line1d", seed, "noise")
-        return table_task(spec, x, y, made_parts(self, seed), truth=line)
+        return table_task(spec, x, y, made_parts(self, seed), truth=line, scale_targets=self.standardise)

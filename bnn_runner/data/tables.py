@@ -42,6 +42,10 @@ def standardise(values: Tensor) -> Scaling:
     return Scaling(values.mean(0), scale, tuple(constant.nonzero().squeeze(1).tolist()))
 
 
+def _as_they_are(count: int) -> Scaling:
+    return Scaling(torch.zeros(count), torch.ones(count))
+
+
 def table_task(
     spec: TaskSpec,
     inputs: Tensor,
@@ -49,6 +53,7 @@ def table_task(
     parts: Parts,
     *,
     scaling: Scaling | None = None,
+    scale_targets: bool = True,
     ood: Mapping[str, Tensor] | None = None,
     truth: Callable[[Tensor], Tensor] | None = None,
     true_noise: Callable[[Tensor], Tensor] | None = None,
@@ -60,7 +65,8 @@ def table_task(
 ) -> Task:
     """A task whose rows are `inputs` [N, D] with `targets` [N, K] (regression) or [N] (classes), original units.
 
-    `scaling` is the one for the inputs; without it they are standardised on the training part.
+    `scaling` is the one for the inputs; without it they are standardised on the training part. Regression targets
+    are too, unless `scale_targets` is false: then networks are trained on them as they are.
     `ood` holds further inputs [M, D] by name. `input_names` [D] name the inputs in notes, where they are
     not the `feature_names`. Raises `UserError` where the training targets do not vary.
     """
@@ -81,9 +87,11 @@ def table_task(
                 "points. Nothing can be learned from it and it has no scale. "
                 "Use other training points: raise data.train_size, or choose another seed or data set."
             )
+        if not scale_targets:
+            target_scaling = _as_they_are(spec.num_outputs)
         scaled_targets = target_scaling.apply(targets)
     else:
-        target_scaling = Scaling(torch.zeros(spec.num_outputs), torch.ones(spec.num_outputs))
+        target_scaling = _as_they_are(spec.num_outputs)
         scaled_targets = targets.long()
     scaled = scaling.apply(inputs)
 
