@@ -43,7 +43,7 @@ class GaussianPrior:
         self, weight: float, mu: Tensor, sigma: Tensor, eps: Tensor, in_mu: Tensor, in_sigma: Tensor
     ) -> None:
         in_mu.add_(mu, alpha=weight * self.precision)
-        in_sigma.add_(sigma, alpha=weight * self.precision).sub_(sigma.reciprocal(), alpha=weight)
+        in_sigma.add_(sigma, alpha=weight * self.precision).addcdiv_(sigma.new_ones(()), sigma, value=-weight)
 
 
 @dataclass(frozen=True)
@@ -77,4 +77,4 @@ class ScaleMixture:
         share = torch.sigmoid(w.square().mul_(0.5 * (narrow - wide)).add_(offset))
         slope = share.mul_(wide - narrow).add_(narrow).mul_(w)  # −d log p/dw
         in_mu.add_(slope, alpha=weight)
-        in_sigma.addcmul_(slope, eps, value=weight).sub_(sigma.reciprocal(), alpha=weight)
+        in_sigma.addcmul_(slope, eps, value=weight).addcdiv_(sigma.new_ones(()), sigma, value=-weight)
