@@ -32,7 +32,7 @@ from typing import Any
 import yaml
 
 from bnn_runner.report.cells import Cell, find_cells
-from bnn_runner.report.grouping import key_of
+from bnn_runner.report.grouping import group_cells, key_of, telling_fields
 from bnn_runner.storage import write_text
 
 HERE = Path(__file__).resolve().parent
@@ -44,9 +44,10 @@ class Preset:
     """One line of presets.yaml.
 
     `item` is its number in the list of the talks' tables. `minutes` is the cost of each size on two CPU cores, or
-    what the paper's needs. `run` are command lines of bnn-run, `script` one of a script beside this file. `report` are
-    words for bnn-report. `shows` says what the small size can and cannot show and explains what is missed. `check`
-    are columns of the kept table with the share by which another machine may differ.
+    what the paper's needs; --all leaves out what stands `apart`. `run` are command lines of bnn-run, `script` one of
+    a script beside this file. `report` are words for bnn-report, `pictures` the figure of the runs that is put
+    together for the first seed of each row. `shows` says what the small size can and cannot show and explains what is
+    missed. `check` are columns of the kept table with the share by which another machine may differ.
     """
 
     name: str
@@ -56,6 +57,8 @@ class Preset:
     run: Sequence[str] = ()
     script: str = ""
     report: str = ""
+    pictures: str = ""
+    apart: bool = False
     shows: str = ""
     check: Mapping[str, float] | None = None
 
@@ -96,6 +99,8 @@ def make(preset: Preset, size: str, words: Sequence[str], output: Path, results:
         if path.suffix in (".csv", ".png"):
             results.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, results / path.name)
+    if preset.pictures:
+        montage(cells, preset.pictures, results / f"{name}_pictures.png")
     made = folder / "results" / f"{name}.md"
     if made.exists():
         command = [
@@ -108,6 +113,29 @@ def make(preset: Preset, size: str, words: Sequence[str], output: Path, results:
         text = [f"# {preset.what}", "", made.read_text(encoding="utf-8"), preset.shows.strip(), ""]
         write_text(results / f"{name}.md", "\n".join([*text, f"`{shlex.join(command)}`: {origin(cells)}."]) + "\n")
     return code
+
+
+def montage(cells: Sequence[Cell], picture: str, path: Path) -> None:
+    """The figure of that name (a glob pattern) of the first seed of every row, together in one."""
+    from matplotlib.image import imread
+
+    from bnn_runner.report import style
+
+    groups, _ = group_cells(cells)
+    extra = telling_fields(groups)
+    titles = [" ".join([g.key.method, *(texts[i] for texts in extra.values())]) for i, g in enumerate(groups)]
+    files = [sorted((next(iter(g.done.values())).path / "figures").glob(picture)) for g in groups]
+    found = [(title, these[0]) for title, these in zip(titles, files, strict=True) if these]
+    if not found:
+        return
+    columns = min(2, len(found))
+    figure, axes = style.new_figure(math.ceil(len(found) / columns), columns, width=5.5, height=3.4)
+    for ax in axes:
+        ax.set_axis_off()
+    for ax, (title, file) in zip(axes, found, strict=False):
+        ax.imshow(imread(file))
+        ax.set_title(title, fontsize=9)
+    style.save(figure, path)
 
 
 def origin(cells: Sequence[Cell]) -> str:
@@ -149,8 +177,9 @@ def listing(found: Mapping[str, Preset]) -> str:
     for p in found.values():
         small, paper = (f"{v} min" if isinstance(v, int | float) else str(v) for v in p.minutes.values())
         lines.append(f"{p.name:<24}{p.item:<6}{small:>9}   {paper:<22}{p.what}")
-    total = sum(p.minutes["small"] for p in found.values())
-    return "\n".join([*lines, f"all at the small size: {total} minutes on two CPU cores"])
+    total = sum(p.minutes["small"] for p in found.values() if not p.apart)
+    apart = ", ".join(p.name for p in found.values() if p.apart)
+    return "\n".join([*lines, f"--all, at the small size: {total} minutes on two CPU cores ({apart} only by name)"])
 
 
 def main() -> int:
@@ -169,7 +198,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no preset {', '.join(unknown)}. There are: {', '.join(found)}")
     if arguments.all:
-        chosen = list(found)
+        chosen = [p.name for p in found.values() if not p.apart]
     if not chosen:
         print(listing(found))
         return 0

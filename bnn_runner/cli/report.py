@@ -14,6 +14,7 @@ from bnn_runner.report.axes import by_axes
 from bnn_runner.report.cells import Cell, find_cells
 from bnn_runner.report.columns import unknown
 from bnn_runner.report.commands import missing_commands
+from bnn_runner.report.cost import cost_figure, cost_grids, costs
 from bnn_runner.report.equivalents import ensemble_equivalents
 from bnn_runner.report.evidence import evidence_figure, evidence_grids, rankings
 from bnn_runner.report.fields import Filter, parse_filters, select
@@ -37,6 +38,7 @@ _EXAMPLES = """examples:
   bnn-report --baseline method=map                    also differences from MAP, seed by seed
   bnn-report --ranks --summary median                 also mean ranks over data sets; medians and quartiles
   bnn-report --evidence                               also ranked by evidence, beside the test log-likelihood
+  bnn-report --cost                                   also seconds after the training against log-likelihood
   bnn-report experiment=uci_mc_dropout                an experiment's runs, and beside the published values
   bnn-report --metrics all --format csv               every number, for your own analysis
 
@@ -79,6 +81,8 @@ def report(arguments: argparse.Namespace) -> list[Path]:
             pictures = _figures(table, folder, name)
             if arguments.evidence:
                 pictures.append(evidence_figure(rankings(table), folder / f"{name}_evidence.png"))
+            if arguments.cost:
+                pictures.append(cost_figure(costs(table), folder / f"{name}_cost.png"))
         texts = {"csv": to_csv(table), "md": to_markdown(made), "tex": to_latex(made)}
         if "html" in formats:
             texts["html"] = to_html(made, name, pictures, commands, _figures_of_runs(table))
@@ -127,6 +131,7 @@ def _report(table: Table, arguments: argparse.Namespace) -> Report:
     added = [mean_ranks(table)] if arguments.ranks else []
     added += [without_extra(ensemble_equivalents(table))] if arguments.equivalents else []
     added += evidence_grids(rankings(table)) if arguments.evidence else []
+    added += cost_grids(costs(table)) if arguments.cost else []
     return replace(made, grids=(*made.grids, *added))
 
 
@@ -163,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", action="store_true", help="also mean ranks over data sets")
     parser.add_argument("--equivalents", action="store_true", help="also the ensemble size that each method is worth")
     parser.add_argument("--evidence", action="store_true", help="also rows ranked by log evidence, with a figure")
+    parser.add_argument("--cost", action="store_true", help="also seconds against log-likelihood, with a figure")
     for what in _FILTERS:
         parser.add_argument(f"--{what}", metavar="X,X", help=f"only these choices of {what}")
     parser.add_argument("--format", default=",".join(FORMATS), metavar="F,F", help="of csv, md, tex, html (all)")
