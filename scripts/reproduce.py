@@ -73,8 +73,8 @@ def call(words: Sequence[str]) -> int:
     return subprocess.run(words, check=False).returncode
 
 
-def make(preset: Preset, size: str, words: Sequence[str], output: Path, results: Path) -> int:
-    """Run a preset and write its table and figures; the exit code."""
+def make(preset: Preset, size: str, words: Sequence[str], output: Path, results: Path, runs: bool) -> int:
+    """Run a preset (unless only its table is wanted) and write its table and figures; the exit code."""
     start = time.perf_counter()
     folder = output / (preset.name if size == "small" else f"{preset.name}_{size}")
     if preset.script:
@@ -84,7 +84,7 @@ def make(preset: Preset, size: str, words: Sequence[str], output: Path, results:
         return code
     code = 0
     places = [f"output_dir={folder}", f"cache_dir={output / 'cache'}"]
-    for line in preset.run:
+    for line in preset.run if runs else ():
         sized = [f"size={size}"] if size != "small" else []
         code = max(code, call([sys.executable, "-m", "bnn_runner.cli.main", *line.split(), *sized, *words, *places]))
     cells = [c for c in find_cells(folder) if c.status == "done"] if folder.exists() else []
@@ -148,28 +148,42 @@ def origin(cells: Sequence[Cell]) -> str:
         training[key] = max(training.get(key, 0.0), facts["seconds"].get("training", 0.0))
         rest += sum(seconds for stage, seconds in facts["seconds"].items() if stage != "training")
         machines.add(f"{facts['threads']} thread{'s' * (facts['threads'] > 1)}, {facts['device']}")
-        versions.add(f"torch {facts['versions']['torch']}, bnn_runner {facts['versions']['bnn_runner']}")
+        commit = (facts.get("git") or {}).get("commit", "")[:8] or "installed"
+        versions.add(f"torch {facts['versions']['torch']}, bnn_runner {facts['versions']['bnn_runner']} ({commit})")
         days.append(facts["finished"][:10])
     told = f"{len(cells)} cells, training {sum(training.values()) / 60:.1f} min, the rest {rest / 60:.1f} min"
     return f"{told} ({'; '.join(sorted(machines))}; {'; '.join(sorted(versions))}; {max(days)})"
 
 
-def differences(preset: Preset, made: Path, kept: Path) -> list[str]:
-    """Where a table made anew differs from the kept one by more than the preset's tolerances."""
-    tables = []
-    for path in (made, kept):
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        words = [w for w in rows[0] if w in ("data", "model", "method") or "." in w.split("@")[0]]
-        tables.append({tuple(row[w] for w in words if not w.endswith("_mean")): row for row in rows})
-    new, old = tables
-    problems = [f"{'/'.join(key)} is in one of them only" for key in new.keys() ^ old.keys()]
+def differences(shares: Mapping[str, float], made: Path, kept: Path) -> list[str]:
+    """Where a table made anew differs from the kept one by more than these shares, column by column."""
+    new, old = _lines(made), _lines(kept)
+    problems = [f"{'/'.join(key)} is in one of them only" for key in sorted(new.keys() ^ old.keys())]
     for key in new.keys() & old.keys():
-        for column, share in (preset.check or {}).items():
-            a, b = (float(t[key].get(f"{column}_mean") or "nan") for t in (new, old))
+        for column, share in shares.items():
+            a, b = (_number(table[key], column) for table in (new, old))
             if math.isnan(a) != math.isnan(b) or abs(a - b) > share * abs(b):
                 problems.append(f"{'/'.join(key)}: {column} is {a:.4g}, was {b:.4g} (may differ by {share:.0%})")
     return problems
+
+
+def _lines(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
+    """Rows by what names them: in a table of bnn-report all before the kind of task, else what is no number."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = list(rows[0])
+    if "kind" in names:
+        names = names[: names.index("kind")]
+    else:
+        names = [name for name in names if all(math.isnan(_number(row, name)) for row in rows)]
+    return {tuple(row[name] for name in names): row for row in rows}
+
+
+def _number(row: Mapping[str, str], column: str) -> float:
+    try:
+        return float(row.get(f"{column}_mean", row.get(column, "")))
+    except ValueError:
+        return math.nan
 
 
 def listing(found: Mapping[str, Preset]) -> str:
@@ -190,6 +204,7 @@ def main() -> int:
     parser.add_argument("--size", choices=("small", "paper"), default="small")
     parser.add_argument("--output", type=Path, default=Path("outputs/reproduce"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables and figures")
+    parser.add_argument("--no-run", dest="run", action="store_false", help="only the tables, of the runs there are")
     parser.add_argument("--check", action="store_true", help="compare with the kept table; --results stays as it is")
     arguments = parser.parse_intermixed_args()
     chosen = [w for w in arguments.words if "=" not in w]
@@ -206,9 +221,11 @@ def main() -> int:
     output = arguments.output.absolute()
     for preset in (found[name] for name in chosen):
         results = output / "checked" if arguments.check else arguments.results.absolute()
-        code = max(code, make(preset, arguments.size, words, output, results))
-        if arguments.check:
-            problems = differences(preset, results / f"{preset.name}.csv", arguments.results / f"{preset.name}.csv")
+        code = max(code, make(preset, arguments.size, words, output, results, arguments.run))
+        if arguments.check and preset.check:
+            problems = differences(
+                preset.check, results / f"{preset.name}.csv", arguments.results / f"{preset.name}.csv"
+            )
             print("\n".join([f"{preset.name}: {len(problems)} values differ from the kept table", *problems]))
             code = max(code, int(bool(problems)))
     return code
