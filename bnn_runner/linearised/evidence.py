@@ -15,7 +15,7 @@ from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
-from bnn_runner.predictives import gaussian_log_prob, probit_log_probs, variances
+from bnn_runner.predictives import gaussian_log_prob
 from bnn_runner.streams import generator
 from bnn_runner.tasks import Task
 
@@ -63,8 +63,9 @@ def validation_logliks(
 ) -> list[float]:
     """Mean log-likelihood of the validation part for each candidate [T]; one pass over the Jacobians.
 
-    Regression: the exact Gaussian predictive. Classes: the probit approximation. Heteroscedastic
-    regression has no closed form: `VALIDATION_DRAWS` draws of each point's outputs.
+    Regression: the exact Gaussian predictive. Classes and heteroscedastic regression have none: `VALIDATION_DRAWS`
+    draws of each point's outputs. (Probit would take the logits' common shift, which no softmax sees and no data
+    inform, for doubt, and shrink the posterior to nothing.)
     """
     gaussians = [curvature.gaussian(c) for c in candidates]
     likelihood = jacobians.network.likelihood
@@ -78,11 +79,8 @@ def validation_logliks(
             if isinstance(likelihood, Gaussian):
                 noise = torch.diag_embed(torch.exp(2 * likelihood.log_noise).expand(batch.outputs.shape))
                 totals[i] += gaussian_log_prob(y, batch.outputs, covariance + noise).sum().cpu()
-            elif task.spec.kind == "regression":
-                totals[i] += wide(_sampled_log_prob(likelihood, y, batch.outputs, covariance)).sum().cpu()
             else:
-                log_probs = probit_log_probs(batch.outputs, variances(covariance)[0])
-                totals[i] += wide(log_probs.gather(1, y.unsqueeze(1))).sum().cpu()
+                totals[i] += wide(_sampled_log_prob(likelihood, y, batch.outputs, covariance)).sum().cpu()
     return (totals / len(task.val) - float(wide(task.target_scale).log().sum())).tolist()
 
 
