@@ -7,7 +7,9 @@ Writes outputs/results/laplace_scale.{csv,md}.
 
 Random 32 x 32 images and an untrained network: what they say is of no matter to cost. A row fits on 512 points and
 gives the closed-form predictive of 256 points in batches of 64, in a process of its own that is stopped where it would
-take more memory than the row allows. MiB is the peak of the whole process, torch included.
+take more memory than the row allows. MiB is the peak of the whole process, torch included. A sampled posterior has no
+closed form: the row `sampled` predicts by 6 draws, solved by as many passes over the 512 points as the method allows;
+what error that leaves, in posterior standard deviations, stands in the table.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from bnn_runner.base import FitContext, Network
 from bnn_runner.cells import table_text
 from bnn_runner.hyper import Fixed
 from bnn_runner.likelihoods import Categorical
+from bnn_runner.linearised.posterior import LinearisedLaplace
 from bnn_runner.methods.laplace import Laplace
+from bnn_runner.methods.laplace_sampled import LaplaceSampled
 from bnn_runner.models.resnet18 import ResNet18
 from bnn_runner.predictives import probit_log_probs, variances
 from bnn_runner.schedules import Schedule
@@ -39,13 +43,14 @@ from bnn_runner.tasks import Split, Task, TaskSpec
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 BATCH = 64
+DRAWS = 6
 
 
 @dataclass(frozen=True)
 class Row:
     """A structure with a number of classes, and the memory that it is to keep within."""
 
-    method: Laplace
+    method: Laplace | LaplaceSampled
     classes: int
     gib: float
 
@@ -66,12 +71,14 @@ class Result:
     limit_mib: float
     load: float
     reason: str
+    error_sd: float = math.nan
 
 
 ROWS = {
     "last_layer_10": Row(Laplace(structure="full", weights="last_layer"), 10, 8),
     "diag_10": Row(Laplace(structure="diag"), 10, 8),
     "kfac_10": Row(Laplace(structure="kfac"), 10, 8),
+    "sampled_10": Row(LaplaceSampled(solver="cg", passes=3, samples=2, probes=0), 10, 8),
     "diag_100_mc": Row(Laplace(structure="diag", curvature="mc_fisher"), 100, 10),
     "kfac_100_mc": Row(Laplace(structure="kfac", curvature="mc_fisher"), 100, 10),
     "last_layer_100_mc": Row(Laplace(structure="kfac", weights="last_layer", curvature="mc_fisher"), 100, 10),
@@ -106,10 +113,14 @@ def child(row: Row, threads: int, points: int, tested: int) -> int:
         begin, cpu = time.perf_counter(), time.process_time()
         posterior = row.method.fit(task, [network], context)
         fitted = time.perf_counter()
-        print(f"@fit {fitted - begin} {_status('VmHWM')}", flush=True)
+        error = posterior.report.get("sample_error_sd", math.nan)
+        print(f"@fit {fitted - begin} {_status('VmHWM')} {error}", flush=True)
         for x, _ in task.test.batches(BATCH):
-            moments = posterior.moments(x)  # type: ignore[union-attr]
-            probs = probit_log_probs(moments.mean, variances(moments.covariance)[0]).exp()
+            if isinstance(posterior, LinearisedLaplace):
+                moments = posterior.moments(x)
+                probs = probit_log_probs(moments.mean, variances(moments.covariance)[0]).exp()
+            else:
+                probs = posterior.draws(DRAWS, 1)(x).softmax(-1).mean(0)
             assert bool(torch.isfinite(probs).all())
         print(f"@done {time.perf_counter() - fitted} {time.process_time() - cpu} {_status('VmHWM')}", flush=True)
     except Exception as error:
@@ -129,13 +140,13 @@ def measure(name: str, row: Row, threads: int, points: int, tested: int) -> Resu
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
     said = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith("@")}
-    fit, peak = (float(v) for v in said.get("@fit", ["nan", "nan"]))
+    fit, peak, error = (float(v) for v in said.get("@fit", ["nan"] * 3))
     predict, cpu, last = (float(v) for v in said.get("@done", ["nan"] * 3))
     reason = " ".join(said.get("@failed", [])) or ("" if "@done" in said else f"ended with status {done.returncode}")
     return Result(
         name,
         row.classes,
-        row.method.structure,
+        row.method.structure if isinstance(row.method, Laplace) else "sampled",
         row.method.weights if isinstance(row.method.weights, str) else "",
         row.method.curvature,
         points,
@@ -147,24 +158,31 @@ def measure(name: str, row: Row, threads: int, points: int, tested: int) -> Resu
         row.gib * 1024,
         os.getloadavg()[0],
         reason,
+        error,
     )
 
 
 def table(results: list[Result], threads: int) -> str:
     """Markdown: one line a row."""
     lines = [
-        "| classes | structure | weights | curvature | N | test | fit, s | predict, s | CPU, s | MiB | within | load |",
-        "|---:|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| classes | structure | weights | curvature | N | test | fit, s | predict, s | CPU, s "
+        "| MiB | within | load | sd |",
+        "|---:|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in results:
         cells = [str(r.classes), r.structure, r.weights, r.output_curvature, str(r.points), str(r.test)]
         cells += [f"{r.fit_seconds:.0f}", f"{r.predict_seconds:.0f}", f"{r.cpu_seconds:.0f}", f"{r.peak_mib:.0f}"]
-        cells += [r.reason or f"{r.limit_mib:.0f}", f"{r.load:.0f}"]
+        cells += [
+            r.reason or f"{r.limit_mib:.0f}",
+            f"{r.load:.0f}",
+            "" if math.isnan(r.error_sd) else f"{r.error_sd:.2g}",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     note = (
         f"ResNet-18 on 32 x 32 images, predictions in batches of {BATCH}; torch "
         f"{torch.__version__}, {threads} threads on {os.cpu_count()} cores; "
-        "measured once each; load: of the whole machine at the end."
+        "measured once each; load: of the whole machine at the end. sd: the largest error of a sampled draw, "
+        "in posterior standard deviations."
     )
     return "\n".join([*lines, "", note])
 
@@ -176,7 +194,8 @@ def kept(path: Path) -> list[Result]:
     read = {"str": str, "int": int, "float": lambda text: float(text or "nan")}
     types = {f.name: read[str(f.type)] for f in fields(Result)}
     with path.open(newline="") as file:
-        return [Result(**{n: types[n](v) for n, v in line.items()}) for line in csv.DictReader(file)]
+        lines = list(csv.DictReader(file))
+    return [Result(**{n: types[n](v) for n, v in line.items()}) for line in lines]
 
 
 def main() -> int:
