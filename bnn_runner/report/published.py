@@ -143,12 +143,22 @@ def verdict(ours: Sequence[float], row: Published) -> str:
     return "DIFFERS"
 
 
+def outliers(ours: Sequence[float]) -> str:
+    """The median, where a few values carry the mean: a standard deviation over three times that of the middle half."""
+    if len(ours) < 5:
+        return ""
+    low, middle, high = statistics.quantiles(ours, n=4)
+    far = statistics.stdev(ours) > 3 * (high - low) / 1.349
+    return f", mean carried by outliers (median {middle:.4g})" if far else ""
+
+
 def _compared(row: Published, cells: Sequence[Cell], setting: str) -> tuple[Line, str] | None:
     ours = values(cells, row.quantity)
     if not ours:
         return None
     told = verdict(ours, row)
-    return _line(row, _one(cells, "model"), _one(cells, "method"), setting or row.case, told, row.shown, ours), told
+    words = told + outliers(ours)
+    return _line(row, _one(cells, "model"), _one(cells, "method"), setting or row.case, words, row.shown, ours), told
 
 
 def _order(row: Published, groups: Sequence[Group]) -> tuple[Line, str] | None:

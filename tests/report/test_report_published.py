@@ -12,7 +12,7 @@ from bnn_runner.catalogue import Catalogue
 from bnn_runner.cli.report import main
 from bnn_runner.report import published as module
 from bnn_runner.report.cells import find_cells
-from bnn_runner.report.published import Published, beside_published, published, verdict
+from bnn_runner.report.published import Published, beside_published, outliers, published, verdict
 
 ROW = Published("e", "s", "V", "d", "", "m", "", "rmse", "1.0", "0.1", "se", "20", "2se")
 SE = "2se+0.05"
@@ -33,6 +33,11 @@ def values(tmp_path, monkeypatch):
 
     yield put
     published.cache_clear()
+
+
+def test_a_mean_that_one_value_carries_is_told():
+    assert outliers([0.6, 0.62, 0.61, 0.63, 0.64, 0.6, 8.8]) == ", mean carried by outliers (median 0.62)"
+    assert outliers([0.6, 0.62, 0.61, 0.63, 0.64, 0.6, 0.66]) == "" and outliers([0.6, 0.62, 8.8]) == ""
 
 
 def test_verdicts_count_both_errors():
