@@ -234,6 +234,18 @@ def test_given_noise_stays_and_the_history_is_told() -> None:
     assert [row["epoch"] for row in rows] == [1, 2, 3] and all(row["kl"] > 0 for row in rows)
 
 
+def test_the_means_start_from_the_map_network_or_from_initial_weights() -> None:
+    """Planted bugs: start=map that asks for an untrained network; means drawn anew."""
+    task = make_task("regression", (3,), 1, num_train=20)
+    network = make_network(MLP(hidden=(4,)), task)
+    for start, trained in (("map", True), ("init", False)):
+        method = BBB(start=start)  # type: ignore[arg-type]
+        assert [(spec.member, spec.trained) for spec in method.needs()] == [(0, trained)]
+        fit = method.begin(task, network, Schedule(epochs=1, batch_size=10, lr=0.01), 0)
+        assert all(torch.equal(fit.mu[n], p) for n, p in network.parameters.items())
+        assert all(float(r.min()) == float(r.max()) == method.rho_init for r in fit.rho.values())
+
+
 def test_norm_parameters_can_stay_point_estimates() -> None:
     """Planted bug: method.norm=point that leaves their noise on."""
     task = make_task("regression", (3,), 1, num_train=20)

@@ -104,9 +104,12 @@ def test_a_temperature_divides_the_logits_of_every_draw_in_every_score(tmp_path:
     assert load(tmp_path).temperature == 3.0
 
 
-@pytest.mark.parametrize("method", ["laplace_closed_form", "laplace", "mc_dropout", "ensemble"])
+@pytest.mark.parametrize(
+    "method", ["laplace_closed_form", "laplace", "mc_dropout", "ensemble", "sgld", "hmc", "bbb", "swag"]
+)
 def test_every_predictive_gains_on_the_validation_part(method: str) -> None:
-    """Planted bugs: a closed form scored without its temperature; draws other than those that are scored."""
+    """Planted bugs: a closed form scored without its temperature; draws other than those that are scored;
+    weights of draws left out (SGLD's step decays)."""
     task, _, made, posterior = fitted(method, "mlp", "classification")
     task = replace(task, val=task.test)
     found = fit_temperature(task, posterior, made.predictive, 20, 5, 4)

@@ -18,6 +18,7 @@ from bnn_runner.mcmc.chains import run_hamiltonian
 from bnn_runner.mcmc.checkpoint import Checkpoint
 from bnn_runner.mcmc.diagnostics import effective_draws, rhat
 from bnn_runner.mcmc.dynamics import ChainState, hamiltonian, langevin, preconditioned
+from bnn_runner.mcmc.hamiltonian import Point, transition
 from bnn_runner.methods.hmc import HMC
 from bnn_runner.methods.sgmcmc import StochasticGradientMCMC
 from bnn_runner.models.mlp import MLP
@@ -143,6 +144,24 @@ def test_sgld_samples_the_discretised_posterior_of_a_linear_network(temperature:
     inflation = torch.linalg.inv(torch.eye(4, dtype=torch.float64) - step * precision / 4)
     check_moments(posterior.weights, mean, temperature * torch.linalg.inv(precision) @ inflation)
     assert posterior.report["learning_rate_first"] == pytest.approx(step * 30 / 2)
+
+
+def test_divergent_trajectories_are_refused_and_counted() -> None:
+    """A standard normal at a step of 0.5 and of 50, where leapfrog explodes. Planted bugs: a NaN error accepted; the
+    divergence of one chain counted for all; a refused chain that moves all the same."""
+    start = torch.ones(2, 3, dtype=torch.float64)
+
+    def target(w: Tensor) -> tuple[Tensor, Tensor]:
+        return -0.5 * w.square().sum(-1), -w
+
+    for size in (50.0, 1e200):
+        step = torch.tensor([0.5, size], dtype=torch.float64)
+        noise, uniform = torch.randn(2, 3, generator=generator(0, "test"), dtype=torch.float64), torch.zeros(2)
+        counts, mass = torch.full((2,), 10), torch.ones(3, dtype=torch.float64)
+        moved = transition(Point.at(start, target), target, step, counts, mass, noise, uniform.double())
+        assert moved.diverged.tolist() == [False, True] and float(moved.acceptance[1]) == 0 < float(moved.acceptance[0])
+        assert torch.equal(moved.point.position[1], start[1]) and not torch.equal(moved.point.position[0], start[0])
+        assert bool(torch.isfinite(moved.point.value).all())
 
 
 def test_hmc_samples_a_skewed_target_of_unequal_scales() -> None:
