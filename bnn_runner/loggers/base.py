@@ -13,27 +13,31 @@ from typing import Any, Protocol, runtime_checkable
 class LoggedCell:
     """A finished cell: its name (data/model/method/seed-hash), flat configuration, and what its files hold.
 
-    `history` has a row an epoch and member, `scores` the values of metrics.csv by the keys that tables
-    use (`joint_loglik_tau10`), without those that are no finite number; `figures` are PNG files.
+    `history` has a row an epoch and member (a network's number, or "posterior" for a fit of its own), `scores` the
+    values of metrics.csv by the keys that tables use (`joint_loglik_tau10`), without those that are no finite
+    number; `figures` are PNG files.
     """
 
     name: str
     folder: Path
     output_dir: Path
     config: Mapping[str, Any]
-    history: Sequence[Mapping[str, float]]
+    history: Sequence[Mapping[str, float | str]]
     scores: Mapping[str, float]
     figures: Sequence[Path]
 
     def series(self) -> dict[str, list[tuple[int, float]]]:
-        """Name (`train/nll`, with several networks `train/nll/member1`) -> (epoch, value) of what history holds."""
-        members = {int(row.get("member", 0)) for row in self.history}
+        """Name (`train/nll`, of several networks `train/nll/member1`, `fit/nll`) -> (epoch, value) of history."""
+        members = {row["member"] for row in self.history} - {"posterior"}
         found: dict[str, list[tuple[int, float]]] = {}
         for row in self.history:
-            suffix = f"/member{int(row.get('member', 0))}" if len(members) > 1 else ""
+            fit = row["member"] == "posterior"
+            suffix = f"/member{row['member']}" if len(members) > 1 and not fit else ""
             for key, value in row.items():
                 if key not in ("member", "epoch"):
-                    found.setdefault(f"train/{key}{suffix}", []).append((int(row["epoch"]), float(value)))
+                    found.setdefault(f"{'fit' if fit else 'train'}/{key}{suffix}", []).append(
+                        (int(row["epoch"]), float(value))
+                    )
         return found
 
 

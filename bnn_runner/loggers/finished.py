@@ -35,7 +35,9 @@ def logged(folder: Path, output_dir: Path) -> LoggedCell:
     )
 
 
-def _history(path: Path) -> list[dict[str, float]]:
+def _history(path: Path) -> list[dict[str, float | str]]:
     with path.open(encoding="utf-8", newline="") as file:
-        rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
-    return [{k: v for k, v in row.items() if math.isfinite(v)} for row in rows]
+        rows = list(csv.DictReader(file))
+    numbers = [{k: float(v) for k, v in row.items() if v and k != "member"} for row in rows]
+    finite = [{k: v for k, v in row.items() if math.isfinite(v)} for row in numbers]
+    return [{"member": row["member"], **found} for row, found in zip(rows, finite, strict=True)]

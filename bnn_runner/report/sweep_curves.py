@@ -133,12 +133,14 @@ def _shift_panels(rows: Sequence[Row]) -> list[Panel]:
 
 
 def _training(row: Row) -> Curve:
-    """The data term by epoch, over members and seeds; empty where nothing was recorded."""
+    """The data term by epoch of the networks' training, over members and seeds; empty where nothing was recorded."""
     found: dict[float, list[ScoreRow]] = defaultdict(list)
     for cell in row.group.done.values():
         try:
             with (cell.path / "history.csv").open(encoding="utf-8", newline="") as file:
                 for record in csv.DictReader(file):
+                    if record.get("member") == "posterior":  # of a fit of its own, which may go on from a network
+                        continue
                     value = float(record.get("nll") or record.get("loss") or "nan")
                     if math.isfinite(value):
                         found[float(record["epoch"])].append(ScoreRow("nll", value))

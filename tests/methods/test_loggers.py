@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from bnn_runner import run
 from bnn_runner.config import load_experiment
 from bnn_runner.errors import UserError
 from bnn_runner.loggers.base import LoggedCell, NoLogger
-from bnn_runner.loggers.finished import logged, tell
+from bnn_runner.loggers.finished import _history, logged, tell
 
 SMALL = ["data=gap1d", "method=ensemble", "method.size=2", "schedule.epochs=3", "eval.num_draws=4", "data.num_train=20"]
 
@@ -42,6 +43,20 @@ def test_what_a_logger_is_told(finished: Path) -> None:
     assert series["train/loss/member0"] != series["train/loss/member1"]
     assert {"joint_loglik_tau2", "joint_loglik_tau10", "rmse"} <= set(cell.scores)
     assert all(value == value for value in cell.scores.values()) and cell.figures
+
+
+def test_the_fit_of_a_posterior_is_told_beside_the_training(finished: Path, tmp_path: Path) -> None:
+    """Bayes by Backprop writes lines of its own. Planted bugs: its member taken for a number; curves mixed up."""
+    cell = cell_of(finished)
+    rows = [{"member": "0", "epoch": 1.0, "nll": 2.0}, {"member": "posterior", "epoch": 1.0, "nll": 3.0, "kl": 4.0}]
+    assert replace(cell, history=rows).series() == {
+        "train/nll": [(1, 2.0)],
+        "fit/nll": [(1, 3.0)],
+        "fit/kl": [(1, 4.0)],
+    }
+    table = "member,epoch,nll,kl\n0,1,2.0,\nposterior,1,3.0,nan\n"
+    (tmp_path / "history.csv").write_text(table)
+    assert _history(tmp_path / "history.csv") == [rows[0], {"member": "posterior", "epoch": 1.0, "nll": 3.0}]
 
 
 @needs("tensorboard")
