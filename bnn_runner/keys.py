@@ -30,6 +30,7 @@ NEVER = (
     "plan_only",
     "retry_failed",
     "fail_fast",
+    "objective",
     "prepare",
     "stack",
     "compile",

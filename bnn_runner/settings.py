@@ -68,6 +68,7 @@ class Settings:
     plan_only: bool
     retry_failed: bool
     fail_fast: bool
+    objective: str | None
     prepare: bool
     stack: Literal["auto", "always", "never"]
     figures: bool

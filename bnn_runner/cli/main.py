@@ -39,6 +39,8 @@ def run(argv: Sequence[str]) -> int:
         checked = check(line.overrides, line.config_dirs, line.multirun)
         if checked.tree["plan_only"] and not line.multirun:
             raise UserError("plan_only=true shows the plan of a sweep, and this is one run. Add -m to see its plan.")
+        if checked.tree["objective"] is not None and not line.multirun:
+            raise UserError("objective=... is what a search goes by, and this is one run. Add -m hydra/sweeper=optuna.")
         from bnn_runner.cli.launch import launch
 
         return launch(hydra_arguments(line, checked), checked, line)

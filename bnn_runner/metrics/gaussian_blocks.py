@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bnn_runner.metrics.blocks import Blocks, mean_over_blocks
-from bnn_runner.metrics.mixture import not_available
 from bnn_runner.predictives import gaussian_log_prob
 from bnn_runner.scoring import Evaluation, Score
 
@@ -42,9 +41,8 @@ def exact_scores(
     repeated = any(blocks.counts is not None for blocks in repeats)
     noise = noise_variance(evaluation) if repeated else None
     if repeated and noise is None:
-        return [
-            not_available(f"{metric}_exact", "the noise differs between draws, so the joint is not Gaussian", **fields)
-        ]
+        fields["note"] = "the noise differs between draws, so the joint is not Gaussian"
+        return [Score(f"{metric}_exact", float("nan"), status="n/a", **fields)]
     y, mean, covariance = targets[:, 0].double(), joint.mean.double(), joint.covariance.double()
     values = torch.stack([_block_values(y, mean, covariance, noise, blocks.expanded()) for blocks in repeats])
     score, error = mean_over_blocks(values)

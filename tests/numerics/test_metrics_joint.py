@@ -1,6 +1,7 @@
 """Marginal, joint and dyadic log-likelihoods against identities, loops and exact Gaussians."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -286,6 +287,15 @@ def test_exact_gaussian_joint_of_repeated_points_against_the_definition():
         torch.tensor([[0, 0, 0]]),
     )
     assert float(value) == pytest.approx(expected, abs=1e-6)
+
+
+def test_no_exact_joint_of_repeated_points_where_the_noise_differs_between_draws():
+    evaluation = gaussian_process(20, 8)
+    split = evaluation.test
+    noise = split.variances * torch.arange(1, 9).reshape(8, 1, 1)
+    evaluation = replace(evaluation, splits={"test": replace(split, variances=noise)})
+    exact = only(dyadic()(evaluation, 0), metric="dyadic_loglik_exact")
+    assert exact.status == "n/a" and "noise differs between draws" in exact.note
 
 
 def test_closed_form_regression_scores_its_exact_joint():
