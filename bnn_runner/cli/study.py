@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.plugins.sweeper import Sweeper
@@ -25,10 +25,10 @@ from omegaconf import DictConfig
 from bnn_runner.cli.rounds import Rounds
 from bnn_runner.errors import UserError
 from bnn_runner.keys import digest
-from bnn_runner.objective import Objective, find_objective
-from bnn_runner.streams import derive_seed
 from bnn_runner.sweep_plan import LANE_KEYS, Plan
-from bnn_runner.telling import short
+
+if TYPE_CHECKING:
+    from bnn_runner.objective import Objective
 
 SamplerName = Literal["tpe", "gp", "random"]
 
@@ -81,6 +81,8 @@ class StudySweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Search. Raises `UserError` for a search that has no space, or no such objective."""
+        from bnn_runner.telling import short  # it imports torch, and sweeps of finished cells do without
+
         assert self.rounds is not None
         space = read_space(self.rounds.parse(self.params, arguments), self.optuna.distributions)
         objective = self._objective(space)
@@ -101,6 +103,7 @@ class StudySweeper(Sweeper):
 
     def _objective(self, space: Space) -> Objective:
         from bnn_runner.config import load_experiment
+        from bnn_runner.objective import find_objective
 
         assert self.rounds is not None
         example = space.points({name: _first(d) for name, d in space.searched.items()})[0]
@@ -149,6 +152,8 @@ class StudySweeper(Sweeper):
         return batch
 
     def _sampler(self, number: int) -> Any:
+        from bnn_runner.streams import derive_seed
+
         seed = derive_seed(self.seed, "search", number) % 2**32
         samplers = self.optuna.samplers
         if self.sampler == "random":
