@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MAX_PANELS = 11  # of one data set; the tables hold the rest
-_MOST_PANELS = 24  # of one figure: of many data sets each shows its first columns, two at least
+_MOST_PANELS = 16  # of one figure: of many data sets each shows its first columns
 _ACROSS = 4
 _PANEL_WIDTH = 2.6
 
@@ -32,16 +32,24 @@ def comparison_figure(table: Table, path: Path) -> Path | None:
     if not blocks:
         return None
     looks = {name: i for i, name in enumerate(dict.fromkeys(identity(r) for rows in blocks.values() for r in rows))}
-    most = min(_MAX_PANELS, max(2, _MOST_PANELS // len(blocks)))
+    most = min(_MAX_PANELS, max(1, _MOST_PANELS // len(blocks)))
     columns = {block: _shown(table, rows)[:most] for block, rows in blocks.items()}
     panels = {block: len(columns[block]) for block in blocks}
     across = min(_ACROSS, max(panels.values()))
+    labels = {block: labels_of(table, rows) for block, rows in blocks.items()}
+    lines = [text.split("\n") for texts in labels.values() for text in texts]
+    left = 0.25 + 0.068 * max(len(line) for text in lines for line in text)
+    step = 0.14 + 0.16 * max(len(text) for text in lines)  # of one row, in inches
+    width = left + _PANEL_WIDTH * across
     heights = [
-        0.4 + math.ceil(panels[block] / across) * (1.15 + max(0.9, 0.32 * len(rows))) for block, rows in blocks.items()
+        0.4 + math.ceil(panels[block] / across) * (0.95 + max(0.9, step * len(rows))) for block, rows in blocks.items()
     ]
-    figure = Figure(figsize=(_PANEL_WIDTH * across + 0.8, sum(heights)), layout="constrained")
-    subfigures = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for subfigure, (block, rows) in zip(subfigures, blocks.items(), strict=True):
+    beside = min(len(blocks), max(1, _ACROSS // across))  # blocks of few panels stand side by side
+    tallest = [max(heights[i : i + beside]) for i in range(0, len(heights), beside)]
+    figure = Figure(figsize=(width * beside, sum(tallest)))
+    grid = figure.subfigures(len(tallest), beside, height_ratios=tallest, hspace=0, wspace=0, squeeze=False)
+    for i, (subfigure, (block, rows)) in enumerate(zip(grid.flat, blocks.items(), strict=False)):
+        height = tallest[i // beside]
         subfigure.suptitle(" · ".join(block), fontsize=11, fontweight="bold")
         axes = list(subfigure.subplots(math.ceil(panels[block] / across), across, squeeze=False).flat)
         for ax in axes[: panels[block]]:
@@ -49,9 +57,10 @@ def comparison_figure(table: Table, path: Path) -> Path | None:
         for spare in axes[panels[block] :]:
             spare.set_axis_off()
         look = [looks[identity(r)] for r in rows]
-        labels = labels_of(table, rows)
         for i, column in enumerate(columns[block]):
-            _dots(axes[i], rows, column, labels if i % across == 0 else None, look)
+            _dots(axes[i], rows, column, labels[block] if i % across == 0 else None, look)
+        edges = {"left": left, "right": 0.2, "top": 0.65, "bottom": 0.6, "across": 0.25, "down": 0.95}
+        style.place(subfigure, (width, height), math.ceil(panels[block] / across), across, **edges)
     return style.save(figure, path)
 
 

@@ -74,12 +74,32 @@ def title(figure: Figure, text: str) -> None:
 def legend_below(figure: FigureBase, handles: list[Any], labels: list[str], columns: int = 4) -> None:
     """One legend under all panels, so that it covers no data."""
     if handles:
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), fontsize=8, frameon=False
-        )
+        look: dict[str, Any] = {"ncols": min(columns, len(labels)), "fontsize": 8, "frameon": False}
+        placed_by_us = figure.get_layout_engine() is None  # type: ignore[attr-defined]
+        figure.legend(handles, labels, loc="lower center" if placed_by_us else "outside lower center", **look)
+
+
+def place(figure: FigureBase, size: tuple[float, float], rows: int, columns: int, **inches: float) -> None:
+    """Panels of a figure of `size` by lengths in inches.
+
+    `left`, `right`, `top`, `bottom` are its margins, `across` and `down` lie between panels.
+
+    For a figure of many panels, for which matplotlib's own search for a layout takes as long as the drawing.
+    """
+    width, height = size
+    edges = {"left": inches["left"] / width, "right": 1 - inches["right"] / width}
+    edges |= {"bottom": inches["bottom"] / height, "top": 1 - inches["top"] / height}
+    wide = (width - inches["left"] - inches["right"] - (columns - 1) * inches["across"]) / columns
+    high = (height - inches["top"] - inches["bottom"] - (rows - 1) * inches["down"]) / rows
+    figure.subplots_adjust(**edges, wspace=inches["across"] / wide, hspace=inches["down"] / high)
 
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG, whole or not at all."""
-    write_atomically(path, lambda f: figure.savefig(f, format="png", dpi=DOTS_PER_INCH, facecolor="white"))
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    # As `savefig` does, without the first of its two drawings, which only finds out the layout: the second does so too.
+    figure.set_dpi(DOTS_PER_INCH)
+    figure.set_facecolor("white")
+    write_atomically(path, FigureCanvasAgg(figure).print_png)
     return path

@@ -19,8 +19,9 @@ from bnn_runner.report.tables import Entry, Row, Table, aggregate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_BLOCKS = 8
-_WIDTH, _HEIGHT = 3.4, 2.9
+_MOST_PANELS = 12  # of one figure, but two data sets at least
+_WIDTH, _HEIGHT = 3.6, 3.4
+_LEGEND_COLUMNS = 4
 Curve = list[tuple[float, Entry]]
 
 
@@ -35,21 +36,28 @@ class Panel:
 
 
 def sweep_curves(table: Table, path: Path) -> Path | None:
-    """One line of panels for each data set and model (the first 8), bands ± one standard error over seeds.
+    """One line of panels for each data set and model (the first ones of many), bands ± one standard error over seeds.
 
     None where no row has a curve of two points.
     """
     from matplotlib.figure import Figure
 
-    shown = {block: (rows, _panels(rows)) for block, rows in list(blocks_of(table).items())[:_MOST_BLOCKS]}
-    shown = {block: (rows, panels) for block, (rows, panels) in shown.items() if panels}
+    shown: dict[tuple[str, str], tuple[list[Row], list[Panel]]] = {}
+    for block, rows in blocks_of(table).items():
+        if len(shown) >= 2 and sum(len(panels) for _, panels in shown.values()) >= _MOST_PANELS:
+            break
+        if panels := _panels(rows):
+            shown[block] = rows, panels
     if not shown:
         return None
     looks = {name: i for i, name in enumerate(dict.fromkeys(identity(r) for rows, _ in shown.values() for r in rows))}
     across = max(len(panels) for _, panels in shown.values())
-    figure = Figure(figsize=(_WIDTH * across, (_HEIGHT + 0.7) * len(shown)), layout="constrained")
-    subfigures = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
-    for subfigure, (block, (rows, panels)) in zip(subfigures, shown.items(), strict=True):
+    width = _WIDTH * across
+    legends = [0.2 * math.ceil(len(rows) / min(_LEGEND_COLUMNS, across + 1)) for rows, _ in shown.values()]
+    figure = Figure(figsize=(width, sum(_HEIGHT + legend for legend in legends)))
+    heights = [_HEIGHT + legend for legend in legends]
+    subfigures = figure.subfigures(len(shown), 1, height_ratios=heights, hspace=0, squeeze=False)[:, 0]
+    for subfigure, legend, (block, (rows, panels)) in zip(subfigures, legends, shown.items(), strict=True):
         subfigure.suptitle(" · ".join(block), fontsize=11, fontweight="bold")
         axes = list(subfigure.subplots(1, across, squeeze=False).flat)
         labels = [text.replace("\n", " ") for text in labels_of(table, rows)]
@@ -60,7 +68,9 @@ def sweep_curves(table: Table, path: Path) -> Path | None:
             _draw(ax, panel, [looks[identity(r)] for r in rows])
         drawn = sorted({i for panel in panels for i in panel.curves})
         handles = [style.handle(looks[identity(rows[i])]) for i in drawn]
-        style.legend_below(subfigure, handles, [labels[i] for i in drawn], columns=5)
+        style.legend_below(subfigure, handles, [labels[i] for i in drawn], min(_LEGEND_COLUMNS, across + 1))
+        edges = {"left": 0.95, "right": 0.15, "top": 0.7, "bottom": 0.65 + legend, "across": 0.95, "down": 0.0}
+        style.place(subfigure, (width, _HEIGHT + legend), 1, across, **edges)
     return style.save(figure, path)
 
 
@@ -134,19 +144,23 @@ def _shift_panels(rows: Sequence[Row]) -> list[Panel]:
 
 def _training(row: Row) -> Curve:
     """The data term by epoch of the networks' training, over members and seeds; empty where nothing was recorded."""
-    found: dict[float, list[ScoreRow]] = defaultdict(list)
+    found: dict[float, list[float]] = defaultdict(list)
     for cell in row.group.done.values():
         try:
             with (cell.path / "history.csv").open(encoding="utf-8", newline="") as file:
-                for record in csv.DictReader(file):
-                    if record.get("member") == "posterior":  # of a fit of its own, which may go on from a network
-                        continue
-                    value = float(record.get("nll") or record.get("loss") or "nan")
+                reader = csv.reader(file)
+                names = next(reader)
+                epoch, terms = names.index("epoch"), [names.index(n) for n in ("nll", "loss") if n in names]
+                member = names.index("member") if "member" in names else None
+                for record in reader:
+                    if member is not None and record[member] == "posterior":
+                        continue  # of a fit of its own, which may go on from a network
+                    value = float(next((record[i] for i in terms if record[i]), "nan"))
                     if math.isfinite(value):
-                        found[float(record["epoch"])].append(ScoreRow("nll", value))
-        except (OSError, ValueError, KeyError):
+                        found[float(record[epoch])].append(value)
+        except (OSError, ValueError, IndexError, StopIteration):
             continue
-    return _curve(found)
+    return _curve({at: [ScoreRow("nll", value) for value in values] for at, values in found.items()})
 
 
 def _draw(ax: Axes, panel: Panel, look: Sequence[int]) -> None:
