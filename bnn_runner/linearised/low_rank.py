@@ -23,6 +23,8 @@ from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.memory import LARGEST_BYTES, budget
 from bnn_runner.streams import generator
 
+NEGLIGIBLE_NATS = 1e-3
+"""An evidence that is too high by less is not told of."""
 EXACT_UP_TO = 3000
 """Rows of the full curvature's smaller side up to which it is decomposed as a whole."""
 OVERSAMPLED, MOST_PASSES, ENOUGH = 10, 8, 1e-3
@@ -75,7 +77,7 @@ class LowRankCurvature:
             "low_rank_passes": self.passes,
         }
         notes = []
-        if self.rank < self.most:
+        if self.rank < self.most and bound > NEGLIGIBLE_NATS:
             notes.append(
                 f"low rank: {self.rank} of at most {self.most:,} eigenvalues of the curvature, "
                 f"{report['trace_kept']:.4g} of its trace; what is dropped makes the posterior wider, never narrower, "

@@ -40,7 +40,8 @@ class Laplace:
     bias: separate blocks, or joint with the weight's Kronecker factors. weights: all or last_layer; the
     rest stay at their MAP values. hold: the kinds of weights that stay there too (norm, bias, embedding,
     attention; see `kinds_of`); those that do not have a block of their own, as the treatment says. predict:
-    draws of the tangent model; closed_form (exact Gaussian; probit for classes); bridge (classes); network
+    draws of the tangent model; closed_form (exact Gaussian; probit for classes, which takes the common shift of the
+    logits, of which data say nothing, for doubt: its probabilities are too even); bridge (classes); network
     (draws through the network itself, for comparison). mode: network takes the evidence at w*; tangent at
     the tangent model's own optimum v*, found to a relative gradient of `tangent_tolerance` within
     `tangent_passes` passes over the data (null: 2,000 where Jacobians fit in memory, else 100); auto is
