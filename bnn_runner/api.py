@@ -93,8 +93,8 @@ def run(overrides: Overrides = (), *, config_dir: Path | str | None = None, quie
     `config_dir` holds choices of your own; `quiet` prints nothing. Raises `UserError` for mistakes,
     `RunFailed` where the run cannot go on, `KeyboardInterrupt` when it is stopped (the same call goes on from there).
     """
-    [found] = _cells(_words(overrides), config_dir, quiet, most=1)
-    return load(found, quiet=quiet)
+    [found], allow = _cells(_words(overrides), config_dir, quiet, most=1)
+    return load(found, allow=allow, quiet=quiet)
 
 
 def sweep(overrides: Overrides = (), *, config_dir: Path | str | None = None, quiet: bool = False) -> list[Run]:
@@ -112,7 +112,8 @@ def sweep(overrides: Overrides = (), *, config_dir: Path | str | None = None, qu
     for combination in itertools.product(*options):
         chosen = [render(o) for o in combination]
         try:
-            runs += [load(f, quiet=quiet) for f in _cells(chosen, config_dir, quiet)]
+            found, allow = _cells(chosen, config_dir, quiet)
+            runs += [load(f, allow=allow, quiet=quiet) for f in found]
         except RunFailed as error:
             failures.append(f"{' '.join(chosen)}: {error}")
     if failures:
@@ -128,8 +129,10 @@ def _words(overrides: Overrides) -> list[str]:
     return list(overrides)
 
 
-def _cells(words: Sequence[str], config_dir: Path | str | None, quiet: bool, most: int | None = None) -> list[Path]:
-    """Run one experiment; the folders of its cells."""
+def _cells(
+    words: Sequence[str], config_dir: Path | str | None, quiet: bool, most: int | None = None
+) -> tuple[list[Path], tuple[str, ...]]:
+    """Run one experiment; the folders of its cells, and the packages that the caller trusts."""
     with _COMPOSING:
         experiment = load_experiment(words, config_dir)
     if most is not None and experiment.settings.replicates > most:
@@ -143,12 +146,13 @@ def _cells(words: Sequence[str], config_dir: Path | str | None, quiet: bool, mos
         raise KeyboardInterrupt(str(error)) from None
     if outcome.status == "failed":
         raise RunFailed(outcome.message)
-    return list(outcome.cells)
+    return list(outcome.cells), experiment.settings.allow
 
 
 def load(
     folder: Path | str,
     *,
+    allow: Sequence[str] = (),
     device: str = "auto",
     data_dir: Path | str | None = None,
     cache_dir: Path | str | None = None,
@@ -156,14 +160,21 @@ def load(
 ) -> Run:
     """Open a finished run by its folder, on any machine that has its data.
 
-    `data_dir` and `cache_dir` are where data and trained networks lie now, if they have moved.
-    Raises `UserError` for a folder that holds no finished run.
+    `data_dir` and `cache_dir` are where data and trained networks lie now, if they have moved. `allow` names the
+    packages beside bnn_runner whose classes may be made: what the run's own files say of that is not trusted.
+    Raises `UserError` for a folder that holds no finished run, and for one with classes that are not trusted.
     """
     folder = Path(folder).absolute()
     facts = _facts(folder)
     places = facts.get("places") or {}
     config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     assert isinstance(config, dict)
+    wanted = [str(name) for name in config.get("allow") or () if name not in allow]
+    if wanted:
+        raise UserError(
+            f"The run in {folder} was made with classes of {', '.join(wanted)}, and a run's own files are no reason to "
+            f"trust them. If you do, name them: --allow {','.join(wanted)}, or load(..., allow={wanted})."
+        )
     output_dir = folder.parents[4]
     config = merge(Catalogue().base, {str(k): v for k, v in config.items()})
     recorded = places.get("cache_dir") if config.get("cache_dir") else None
@@ -174,9 +185,10 @@ def load(
         "cache_dir": str(cache_dir or recorded or output_dir / "cache"),
         "data_dir": None if data is None else str(data),
         "device": device,
+        "allow": list(allow),
     }
     own = places.get("config_dir")
-    if own is not None and config.get("allow"):
+    if own is not None and allow:
         reach(Path(own))
     experiment = assemble(config, facts["choices"], Path.cwd(), own)
     return Run(folder, facts, experiment, pick_device(device), Console(io.StringIO()) if quiet else Console())

@@ -45,7 +45,14 @@ def predict(arguments: argparse.Namespace) -> None:
     from bnn_runner.api import load
     from bnn_runner.newdata import read_points
 
-    run = load(folder, device=arguments.device, data_dir=arguments.data_dir, cache_dir=arguments.cache_dir, quiet=True)
+    run = load(
+        folder,
+        allow=[name for name in arguments.allow.split(",") if name],
+        device=arguments.device,
+        data_dir=arguments.data_dir,
+        cache_dir=arguments.cache_dir,
+        quiet=True,
+    )
     _tell(f"{run.data} · {run.model} · {run.method} · seed {run.seed} ({folder})")
     points = read_points(arguments.data, run.task)
     for note in points.notes:
@@ -127,6 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the run's own data lie now, if elsewhere")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="where trained networks lie now, if elsewhere")
+    parser.add_argument(
+        "--allow", default="", metavar="P,P", help="packages of the run's own classes, if you trust them"
+    )
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="(auto)")
     return parser
 

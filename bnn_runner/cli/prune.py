@@ -44,7 +44,14 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
     from bnn_runner.streams import derive_seed
     from bnn_runner.variational.posterior import MeanField
 
-    run = load(folder, device=arguments.device, data_dir=arguments.data_dir, cache_dir=arguments.cache_dir, quiet=True)
+    run = load(
+        folder,
+        allow=[name for name in arguments.allow.split(",") if name],
+        device=arguments.device,
+        data_dir=arguments.data_dir,
+        cache_dir=arguments.cache_dir,
+        quiet=True,
+    )
     if not isinstance(run.experiment.method, BBB):
         raise UserError(
             f"method={run.method} has no factorised Gaussian posterior whose weights could be ranked by signal to "
@@ -100,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the run's own data lie now, if elsewhere")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="where trained networks lie now, if elsewhere")
+    parser.add_argument(
+        "--allow", default="", metavar="P,P", help="packages of the run's own classes, if you trust them"
+    )
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="(auto)")
     return parser
 

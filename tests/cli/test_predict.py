@@ -60,12 +60,12 @@ ROWS = pd.DataFrame(
 
 
 def predicted(run: Run, data: Path, out: Path, *words: str) -> pd.DataFrame:
-    assert main([str(run.folder), "--data", str(data), "--out", str(out), *words]) == 0
+    assert main([str(run.folder), "--data", str(data), "--out", str(out), "--allow", "tests", *words]) == 0
     return pd.read_csv(out)
 
 
 def refused(run: Run, data: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main([str(run.folder), "--data", str(data), *words]) == 2
+    assert main([str(run.folder), "--data", str(data), "--allow", "tests", *words]) == 2
     told = capsys.readouterr().err
     assert "Traceback" not in told
     return told
@@ -265,13 +265,13 @@ def test_saved_and_fitted_again_are_the_same_posterior(root: Path, capsys: pytes
     assert "fitted again to the cached network" in capsys.readouterr().err
     kept = run_small(root, "boats", "laplace_kfac", save_posterior=True)
     assert kept.folder == plain.folder and kept.posterior_source == "saved"
-    again = bnn_runner.load(kept.folder, cache_dir=root / "nowhere", quiet=True)
+    again = bnn_runner.load(kept.folder, allow=["tests"], cache_dir=root / "nowhere", quiet=True)
     x = again.task.test.inputs
     assert torch.equal(again.draws(4)(x), plain.draws(4)(x)), "the saved one needs no network from the cache"
     pd.testing.assert_frame_equal(predicted(kept, data, root / "after.csv"), before, check_exact=True)
     assert "read from the run" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"no longer in .*nowhere. Give cache_dir=, or run it again: bnn-run "):
-        bnn_runner.load(kept.folder, cache_dir=root / "nowhere", quiet=True).network
+        bnn_runner.load(kept.folder, allow=["tests"], cache_dir=root / "nowhere", quiet=True).network
 
 
 def test_a_given_network_s_run_opens_without_its_file(root: Path, boats: Run) -> None:
@@ -279,7 +279,7 @@ def test_a_given_network_s_run_opens_without_its_file(root: Path, boats: Run) ->
     torch.save(state, root / "given.pt")
     run = run_small(root, "boats", "laplace", **{"model.weights": str(root / "given.pt")})
     (root / "given.pt").unlink()
-    opened = bnn_runner.load(run.folder, quiet=True)
+    opened = bnn_runner.load(run.folder, allow=["tests"], quiet=True)
     assert all(torch.equal(opened.network.parameters[n], t) for n, t in state.items())
     assert "mean_price" in opened.predict(ROWS)
 
