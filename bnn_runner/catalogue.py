@@ -133,6 +133,12 @@ class Catalogue:
         """Why `group=choice` cannot be: the choice is unknown, with the nearest and the full list."""
         if choice in self.groups.get(group, {}):
             return None
+        if (group, choice) == ("metric", "dee"):
+            return (
+                "metric=dee is no score of one run: the ensemble equivalent compares runs with deep ensembles. Run "
+                "those beside your methods (method=map; -m method=ensemble method.size=2,3,5; for classes with "
+                "eval.calibrate=temperature), then bnn-report --equivalents."
+            )
         names = self.choices(group)
         listed = ", ".join(names) or "none"
         return f"{group}={choice} is not a choice.{did_you_mean(choice, names)} The choices of {group}: {listed}."

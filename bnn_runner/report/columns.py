@@ -128,7 +128,9 @@ def choose(columns: Sequence[Column], wanted: str | None) -> list[Column]:
         return ordered
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     known = sorted({c.metric for c in ordered} | {c.key for c in ordered})
-    problems = [unknown("metric", name, known, "--metrics") for name in names if name not in known]
+    problems = [unknown("metric", name, known, "--metrics") for name in names if name not in known and name != "dee"]
+    if "dee" in names:
+        problems.append("dee compares a run with others and is no column of its own. Ask for it by --equivalents.")
     if not names:
         problems.append("--metrics names no metric. Give names with commas between, or all.")
     if problems:

@@ -34,6 +34,7 @@ def test_all_mistakes_are_listed_at_once() -> None:
     ("typed", "hints"),
     [
         ("method=laplce", ["Did you mean", "laplace", "The choices of method:", "ensemble"]),
+        ("metric=[marginal,dee]", ["bnn-report --equivalents", "method.size=2,3,5"]),
         ("model.hiden=[3]", ["model=mlp", "Did you mean model.hidden"]),
         ("lr=0.1", ["schedule.lr"]),
         ("model.hidden=3", ["a list", "model.hidden=[3]"]),

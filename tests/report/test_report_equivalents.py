@@ -72,6 +72,11 @@ def test_uncalibrated_classes_are_not_compared(ensembles, capsys):
     assert "eval.calibrate=temperature" in capsys.readouterr().err
 
 
+def test_dee_as_a_metric_leads_to_the_option(ensembles, capsys):
+    assert main(["--output-dir", str(ensembles.outputs), "--metrics", "dee,marginal_loglik"]) == 2
+    assert "--equivalents" in capsys.readouterr().err
+
+
 def test_two_rows_of_one_size_are_refused(ensembles):
     ensembles.row("ensemble", -0.2, 8, **{"method.size": 3, "schedule.epochs": 7})
     with pytest.raises(UserError, match=r"ensemble of size 3.*schedule\.epochs"):
