@@ -11,6 +11,7 @@ import torch
 from bnn_runner.data.digits import Digits
 from bnn_runner.data.gap1d import GAP, Gap1D, smooth_truth
 from bnn_runner.data.hetero1d import Hetero1D
+from bnn_runner.data.line1d import Line1D
 from bnn_runner.data.splits import Sizes, divide, fingerprint, seeded_order
 from bnn_runner.data.tables import standardise, table_task
 from bnn_runner.data.two_moons import TwoMoons
@@ -181,6 +182,18 @@ def test_gap1d_tells_all_its_mistakes():
     with pytest.raises(UserError) as caught:
         Gap1D(num_train=0, num_test=2.5, noise=-1, val_fraction=2, train_size=None, test_size=None).spec()
     assert len(caught.value.problems) == 4
+
+
+def test_targets_of_the_line_are_standardised_or_left_as_they_are():
+    """Planted bugs: targets left alone that are told to be scaled; one fingerprint for both."""
+    scaled, plain = (
+        Line1D(num_train=50, num_test=20, noise=1.0, standardise=s, **ALL).load(Path(), 0) for s in (True, False)
+    )
+    assert (float(plain.target_mean), float(plain.target_scale)) == (0.0, 1.0)
+    assert abs(float(scaled.train.targets.mean())) < 1e-6 and 7 < float(plain.train.targets.mean()) < 9
+    original = scaled.target_mean + scaled.target_scale * scaled.test.targets
+    torch.testing.assert_close(plain.test.targets, original)
+    assert torch.equal(plain.train.inputs, scaled.train.inputs) and plain.fingerprint != scaled.fingerprint
 
 
 def test_hetero1d_has_the_noise_it_states():
