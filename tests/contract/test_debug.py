@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bnn_runner.catalogue import Catalogue
-from bnn_runner.config import load_experiment
+from bnn_runner.config import build, load_experiment
 from bnn_runner.overrides import keys_of, parse, settle
 from tests.contract.choices import METHODS
 
@@ -28,10 +28,13 @@ def under_debug(catalogue: Catalogue, method: str, *typed: str) -> dict[str, Any
 
 
 def test_no_method_is_long_under_debug_fast() -> None:
-    """Planted bugs: a new method with a chain of its own and no debug block; a block that nobody reads."""
+    """Planted bugs: a new method with a chain of its own and no debug block; a block that nobody reads, or of values
+    that the method refuses."""
     catalogue, numbers = Catalogue(), 0
     for method in METHODS:
-        for key, value in under_debug(catalogue, method).items():
+        settings = under_debug(catalogue, method)
+        build(settings, where="method", what=f"method={method}")
+        for key, value in settings.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 numbers += 1
                 assert value <= MANY or key in SIZES, (
