@@ -22,6 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from bnn_runner.catalogue import BLOCKS, Catalogue
 from bnn_runner.cli.help import settings_lines
 from bnn_runner.config import build
@@ -86,7 +88,26 @@ def tables() -> dict[str, str]:
         "methods": method_table(catalogue),
         "others": other_choices(catalogue),
         "settings": "\n".join(["| key | default | meaning |", "|---|---|---|", *settings]),
+        "presets": preset_table(),
+        "ensembles": kept_table("uci_ensemble", "data", "quantity", "ours", "published", "n", "verdict", "source"),
+        "gap": kept_table("gap_methods", "method", "W1, all points", "in the gap", "sd / HMC's, gap", "R-hat", "note"),
     }
+
+
+def preset_table() -> str:
+    """What scripts/reproduce.py makes, with what it costs."""
+    presets = yaml.safe_load((ROOT / "scripts" / "presets.yaml").read_text(encoding="utf-8"))
+    rows = [f"| `{p['name']}` | {p['what']} | {p['minutes']['small']} | {p['minutes']['paper']} |" for p in presets]
+    return "\n".join(["| preset | | minutes, small | paper's size |", "|---|---|--:|---|", *rows])
+
+
+def kept_table(name: str, *columns: str) -> str:
+    """These columns of the last table of outputs/results/<name>.md."""
+    text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    lines = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[-1].splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    kept = [table[0].index(column) for column in columns]
+    return "\n".join(f"| {' | '.join(row[i] for i in kept)} |" for row in table)
 
 
 def data_table(catalogue: Catalogue) -> str:
