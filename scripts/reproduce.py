@@ -46,8 +46,9 @@ class Preset:
     `item` is its number in the list of the talks' tables. `minutes` is the cost of each size on two CPU cores, or
     what the paper's needs; --all leaves out what stands `apart`. `run` are command lines of bnn-run, `script` one of
     a script beside this file. `report` are words for bnn-report, `pictures` the figure of the runs that is put
-    together for the first seed of each row. `shows` says what the small size can and cannot show and explains what is
-    missed. `check` are columns of the kept table with the share by which another machine may differ.
+    together for the first seed of each row. `after` is a line of a program that works on the newest run, `keep` what
+    it leaves there (a glob pattern), kept beside the table. `shows` says what the small size can and cannot show and
+    explains what is missed. `check` are columns of the kept table with the share by which another machine may differ.
     """
 
     name: str
@@ -58,6 +59,8 @@ class Preset:
     script: str = ""
     report: str = ""
     pictures: str = ""
+    after: str = ""
+    keep: str = ""
     apart: bool = False
     shows: str = ""
     check: Mapping[str, float] | None = None
@@ -99,6 +102,13 @@ def make(preset: Preset, size: str, words: Sequence[str], output: Path, results:
         if path.suffix in (".csv", ".png"):
             results.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, results / path.name)
+    if preset.after:
+        program, *rest = preset.after.split()
+        ended = call([sys.executable, "-m", f"bnn_runner.cli.{program}", *rest, "--output-dir", str(folder)])
+        newest = max(cells, key=lambda c: (c.path / "DONE").stat().st_mtime)
+        for path in newest.path.glob(preset.keep) if ended == 0 else ():
+            shutil.copy(path, results / f"{name}_{path.name}")
+        code = max(code, ended)
     if preset.pictures:
         montage(cells, preset.pictures, results / f"{name}_pictures.png")
     made = folder / "results" / f"{name}.md"
