@@ -1,6 +1,6 @@
 """What a sweep costs beside its jobs: finished cells, jobs of one second side by side, and seeds as lanes.
 
-    python scripts/benchmark_sweeps.py                     all three (about two minutes of one core)
+    python scripts/benchmark_sweeps.py                     all three (about four minutes of one core)
     python scripts/benchmark_sweeps.py --only finished     one of them (finished, second or lanes); the rest stays
 
 Writes outputs/results/sweep_costs.{csv,md}. Commands are started as a person starts them, on one thread. CPU seconds
@@ -138,7 +138,10 @@ def second(folder: Path) -> list[Row]:
 
 
 def lanes(folder: Path) -> list[Row]:
-    """Twenty seeds of the default network, 300 epochs, as lanes, beside each by itself; rows compared in float64."""
+    """Twenty seeds of the default network as lanes, beside twenty jobs; rows compared in float64.
+
+    As typed, with the data set's own schedule; and in one process, for 300 epochs, where nothing is started.
+    """
 
     def experiments(output: str, epochs: int) -> list[runner.Experiment]:
         words = [*FAST, f"schedule.epochs={epochs}", f"output_dir={folder / output}", "time_limit=null"]
@@ -155,6 +158,9 @@ def lanes(folder: Path) -> list[Row]:
     together = seconds(lambda: runner.run_together(made[0]))
     alone = seconds(lambda: [runner.run(e) for e in made[1]])
 
+    typed = command(folder, "seed=range(20)", "output_dir=typed")
+    jobs = command(folder, "seed=range(20)", "output_dir=jobs", "stack=never")
+
     to, recipe = Task.to, runner.Recipe
     runner.Recipe = functools.partial(Recipe, dtype=torch.float64)  # type: ignore[assignment, misc]
     Task.to = lambda self, device, dtype: to(self, device, torch.float64)  # type: ignore[method-assign]
@@ -164,8 +170,10 @@ def lanes(folder: Path) -> list[Row]:
     finally:
         runner.Recipe, Task.to = recipe, to  # type: ignore[misc, method-assign]
     return [
-        Row("20 seeds as lanes / 20 runs in one process, 300 epochs: CPU", together / alone, "", 0.25),
-        Row("20 seeds as lanes: CPU", together, "s"),
+        Row("seed=range(20) typed: as lanes / as twenty jobs, wall", typed[1] / jobs[1], "", 0.25),
+        Row("the same, CPU of all processes", typed[0] / jobs[0], "", 0.25),
+        Row("seed=range(20) typed, as lanes: wall", typed[1], "s"),
+        Row("20 seeds as lanes / 20 runs in one process, 300 epochs: CPU", together / alone, ""),
         Row("largest relative difference of a score in float64", difference(folder, "lanes64", "single64"), "", 1e-9),
     ]
 
