@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bnn_runner.cli.exits import guarded
+from bnn_runner.cli.opening import add_run_options, open_run
 from bnn_runner.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,20 +40,9 @@ def predict(arguments: argparse.Namespace) -> None:
     """Open the run, read the points, predict, show or write. Raises `UserError` for a user's mistake."""
     if not 0 < arguments.level < 1:
         raise UserError(f"--level {arguments.level:g} is no share. Give one between 0 and 1, as in --level 0.95.")
-    if arguments.draws is not None and arguments.draws < 1:
-        raise UserError(f"--draws {arguments.draws} leaves nothing to average. Give 1 or more.")
-    folder = find_run(arguments.run, arguments.output_dir)
-    from bnn_runner.api import load
+    run, folder = open_run(arguments)
     from bnn_runner.newdata import read_points
 
-    run = load(
-        folder,
-        allow=[name for name in arguments.allow.split(",") if name],
-        device=arguments.device,
-        data_dir=arguments.data_dir,
-        cache_dir=arguments.cache_dir,
-        quiet=True,
-    )
     _tell(f"{run.data} · {run.model} · {run.method} · seed {run.seed} ({folder})")
     points = read_points(arguments.data, run.task)
     for note in points.notes:
@@ -71,31 +61,6 @@ _SOURCES = {
     "saved": "read from the run, as it was saved",
     "fitted again": "not saved with the run, fitted again to the cached network (save_posterior=true keeps it)",
 }
-
-
-def find_run(name: str, output_dir: Path) -> Path:
-    """The folder of a finished run: a folder, the beginning of a hash, or "latest". Raises `UserError`."""
-    if Path(name).is_dir():
-        return Path(name)
-    folders = [p.parent for p in output_dir.glob("runs/*/*/*/*/DONE")]
-    if not folders:
-        raise UserError(
-            f"There are no finished runs under {output_dir / 'runs'}. Run bnn-run first, name the runs' output_dir "
-            "with --output-dir, or give the folder of a run."
-        )
-    if name == "latest":
-        return max(folders, key=lambda f: (f / "DONE").stat().st_mtime)
-    wanted = name.rstrip("/")
-    found = [f for f in folders if f.name.startswith(wanted) or f.name.rpartition("-")[2].startswith(wanted)]
-    if len(found) == 1:
-        return found[0]
-    listed = "".join(f"\n  {f}" for f in sorted(found or folders)[:SHOWN])
-    rest = f"\n  and {len(found or folders) - SHOWN} more" if len(found or folders) > SHOWN else ""
-    if found:
-        raise UserError(f"{len(found)} runs begin with {name!r}. Give more of the hash:{listed}{rest}")
-    raise UserError(
-        f"{name!r} is no run under {output_dir}. Give a folder, a hash, or latest. There are:{listed}{rest}"
-    )
 
 
 def _tell(text: str) -> None:
@@ -122,22 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bnn-predict", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", metavar="RUN", help="a run's folder, the beginning of its hash, or latest")
+    add_run_options(parser)
     parser.add_argument(
         "--data", type=Path, required=True, metavar="FILE", help="a table (.csv), .npz with x, an image, or a folder"
     )
     parser.add_argument("--out", type=Path, metavar="CSV", help="where the table goes (else its first rows are shown)")
     parser.add_argument("--level", type=float, default=0.95, metavar="P", help="probability of the interval (0.95)")
-    parser.add_argument("--draws", type=int, metavar="S", help="posterior draws (as many as the run scored)")
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="where runs are looked for (outputs)"
-    )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the run's own data lie now, if elsewhere")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="where trained networks lie now, if elsewhere")
-    parser.add_argument(
-        "--allow", default="", metavar="P,P", help="packages of the run's own classes, if you trust them"
-    )
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="(auto)")
     return parser
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from bnn_runner.cli.exits import guarded
-from bnn_runner.cli.predict import find_run
+from bnn_runner.cli.opening import add_run_options, open_run
 from bnn_runner.errors import UserError
 
 _EXAMPLES = """RUN is a run's folder, the hash at its end (or its beginning), or: latest.
@@ -33,10 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prune(arguments: argparse.Namespace) -> list[Path]:
     """Open the run, prune, write, print. Returns the files written. Raises `UserError` for a user's mistake."""
     percents = _percents(arguments.fractions)
-    if arguments.draws is not None and arguments.draws < 1:
-        raise UserError(f"--draws {arguments.draws} leaves nothing to average. Give 1 or more.")
-    folder = find_run(arguments.run, arguments.output_dir)
-    from bnn_runner.api import load
+    run, folder = open_run(arguments)
     from bnn_runner.cells import table_text
     from bnn_runner.methods.bbb import BBB
     from bnn_runner.report import pruning, style
@@ -44,14 +41,6 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
     from bnn_runner.streams import derive_seed
     from bnn_runner.variational.posterior import MeanField
 
-    run = load(
-        folder,
-        allow=[name for name in arguments.allow.split(",") if name],
-        device=arguments.device,
-        data_dir=arguments.data_dir,
-        cache_dir=arguments.cache_dir,
-        quiet=True,
-    )
     if not isinstance(run.experiment.method, BBB):
         raise UserError(
             f"method={run.method} has no factorised Gaussian posterior whose weights could be ranked by signal to "
@@ -97,20 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bnn-prune", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", metavar="RUN", help="a run's folder, the beginning of its hash, or latest")
+    add_run_options(parser)
     parser.add_argument(
         "--fractions", default="0,50,75,90,95,98,99", metavar="P,P", help="percent removed (0,50,75,90,95,98,99)"
     )
-    parser.add_argument("--draws", type=int, metavar="S", help="posterior draws (as many as the run scored)")
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="where runs are looked for (outputs)"
-    )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the run's own data lie now, if elsewhere")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="where trained networks lie now, if elsewhere")
-    parser.add_argument(
-        "--allow", default="", metavar="P,P", help="packages of the run's own classes, if you trust them"
-    )
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="(auto)")
     return parser
 
 

@@ -15,7 +15,8 @@ from PIL import Image
 
 import bnn_runner
 from bnn_runner.api import Run
-from bnn_runner.cli.predict import find_run, main
+from bnn_runner.cli.opening import find_run
+from bnn_runner.cli.predict import main
 from bnn_runner.data.table_file import read_table
 from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.prediction import mixture_quantile
