@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ _PACKAGES = (
 )
 
 
+@cache
 def git_state(folder: Path) -> dict[str, Any]:
     """Commit of the code and whether the tree has changes; empty for an installed package."""
 
@@ -49,6 +51,7 @@ def git_state(folder: Path) -> dict[str, Any]:
         return {}
 
 
+@cache
 def versions() -> dict[str, str]:
     """Python's, ours, and those of the packages that numbers depend on."""
     found = {"python": platform.python_version(), "bnn_runner": bnn_runner.__version__}

@@ -6,7 +6,7 @@ is in the plan with its problems.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -79,6 +79,9 @@ class Plan:
         return ", ".join(parts)
 
 
+Look = Callable[[Mapping[int, Sequence[str]], Path | None, Path, Memory, bool], dict[int, Job]]
+
+
 def make_plan(
     points: Sequence[Sequence[str]],
     config_dir: Path | None,
@@ -87,35 +90,47 @@ def make_plan(
     retry_failed: bool,
     max_lanes: int,
     look_only: bool = False,
+    look: Look | None = None,
 ) -> Plan:
     """Plan the jobs that have these overrides; `look_only` leaves the disk as it is.
 
-    Cells whose data have changed since are opened again, and what is found out is kept in `memory`.
+    What `memory` does not vouch for is looked into in full, by `look` (`look_into` here, or in another process).
     """
     jobs: dict[int, Job] = {}
     for number, point in enumerate(points):
         if (entry := memory.recall(point)) is not None:
             jobs[number] = Job(number, tuple(point), "done", tuple(map(Path, entry.cells)))
-    if len(jobs) < len(points):
-        loader = Loader(config_dir, start)
-        found: dict[int, Experiment] = {}
-        for number, point in enumerate(points):
-            if number not in jobs:
-                try:
-                    found[number] = loader.load(point)
-                except UserError as error:
-                    jobs[number] = Job(number, tuple(point), "mistake", problems=error.problems)
-        changed = _changed_data(found)
-        for number, experiment in found.items():
-            jobs[number] = _job(number, tuple(points[number]), experiment, changed)
-            if not look_only:
-                for cell in changed.intersection(jobs[number].cells):
-                    set_status(cell, "open", "")
-                if not (experiment.given or experiment.settings.force or experiment.settings.prepare):
-                    memory.keep(points[number], _entry(experiment, jobs[number]))
+    if rest := {number: point for number, point in enumerate(points) if number not in jobs}:
+        jobs |= (look or look_into)(rest, config_dir, start, memory, look_only)
     ordered = tuple(jobs[number] for number in range(len(points)))
     runs = [j for j in ordered if j.standing in ("open", "cut") or (retry_failed and j.standing == "failed")]
     return Plan(ordered, _groups(runs, max_lanes), retry_failed)
+
+
+def look_into(
+    points: Mapping[int, Sequence[str]], config_dir: Path | None, start: Path, memory: Memory, look_only: bool
+) -> dict[int, Job]:
+    """The jobs of numbered points, each composed, built and compared with the cells on disk.
+
+    Cells whose data have changed since are opened again, and what is found out is kept in `memory`.
+    """
+    jobs: dict[int, Job] = {}
+    loader = Loader(config_dir, start)
+    found: dict[int, Experiment] = {}
+    for number, point in points.items():
+        try:
+            found[number] = loader.load(point)
+        except UserError as error:
+            jobs[number] = Job(number, tuple(point), "mistake", problems=error.problems)
+    changed = _changed_data(found)
+    for number, experiment in found.items():
+        jobs[number] = _job(number, tuple(points[number]), experiment, changed)
+        if not look_only:
+            for cell in changed.intersection(jobs[number].cells):
+                set_status(cell, "open", "")
+            if not (experiment.given or experiment.settings.force or experiment.settings.prepare):
+                memory.keep(points[number], _entry(experiment, jobs[number]))
+    return jobs
 
 
 @dataclass

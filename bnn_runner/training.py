@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from bnn_runner.augmentation import Unchanged
 from bnn_runner.base import Network
 from bnn_runner.errors import Interrupted, UserError
 from bnn_runner.lanes import Forward, Strategy, Tensors, choose_strategy, concatenate, lane_forward, seconds_of
@@ -122,10 +123,12 @@ class Group:
             orders, chosen = [], []
             for lane in self.lanes:
                 orders.append(torch.randperm(self.num_points, generator=generator(lane.seed, "order", epoch)))
-                stream = generator(lane.seed, "augment", epoch)
-                chosen.append(augment.choose(self.num_points, image, stream))
+                if not isinstance(augment, Unchanged):
+                    stream = generator(lane.seed, "augment", epoch)
+                    chosen.append(augment.choose(self.num_points, image, stream))
             order = torch.stack(orders) + self.offsets
-            self._drawn = epoch, order.to(self.device), torch.stack(chosen).to(self.device)
+            changes = torch.stack(chosen) if chosen else torch.empty(*order.shape, 0, dtype=torch.int64)
+            self._drawn = epoch, order.to(self.device), changes.to(self.device)
         return self._drawn[1:]
 
     def _probe(self, strategy: Strategy) -> float:

@@ -21,7 +21,7 @@ from typing import Any
 
 from bnn_runner.interrupts import STOPPING
 
-PRELOADED = ["bnn_runner.cli.server", "bnn_runner.runner", "bnn_runner.config", "bnn_runner.cli.job"]
+PRELOADED = ["bnn_runner.cli.server", "bnn_runner.runner", "bnn_runner.cli.job", "bnn_runner.cli.warmed"]
 _LOCK = threading.Lock()
 """Of starting a process and of asking how one ended: starting one asks after all others."""
 

@@ -24,6 +24,7 @@ from bnn_runner.report.paired import paired_differences, without_extra
 from bnn_runner.report.published import beside_published
 from bnn_runner.report.ranks import mean_ranks
 from bnn_runner.report.render import LEGENDS, Report, report_of, to_csv, to_latex, to_markdown
+from bnn_runner.report.side_by_side import side_by_side
 from bnn_runner.report.tables import Table, build
 from bnn_runner.storage import write_text
 
@@ -106,8 +107,9 @@ def _figures(table: Table, folder: Path, name: str) -> list[Path]:
     from bnn_runner.report.sweep_curves import sweep_curves
 
     folder.mkdir(parents=True, exist_ok=True)
-    found = [comparison_figure(table, folder / f"{name}.png"), sweep_curves(table, folder / f"{name}_curves.png")]
-    return [path for path in found if path is not None]
+    files = folder / f"{name}.png", folder / f"{name}_curves.png"
+    drawn = side_by_side([lambda: comparison_figure(table, files[0]), lambda: sweep_curves(table, files[1])])
+    return [path for path, there in zip(files, drawn, strict=True) if there]
 
 
 def _figures_of_runs(table: Table) -> dict[str, list[Path]]:

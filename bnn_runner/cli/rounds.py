@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bnn_runner.catalogue import packaged_conf
 from bnn_runner.cli.handover import Handover, Member, write_outcome
+from bnn_runner.cli.planning import look_apart
 from bnn_runner.errors import UserError
 from bnn_runner.plan_memory import Memory, stamp
 from bnn_runner.settings import anchor
@@ -64,7 +65,7 @@ class Rounds:
         folders = [packaged_conf(), *([self.config_dir] if self.config_dir else [])]
         memory = Memory(cache / "plans", None if anew else stamp(folders, self.start))
         retry, look_only = bool(config.retry_failed), bool(config.plan_only)
-        return make_plan(points, self.config_dir, self.start, memory, retry, self.max_lanes, look_only)
+        return make_plan(points, self.config_dir, self.start, memory, retry, self.max_lanes, look_only, look_apart)
 
     def launch(self, plan: Plan, at_once: int | None = None) -> None:
         """Hand the plan's groups to the launcher (`at_once` at a time), and tell the mistakes among its jobs."""

@@ -7,12 +7,14 @@ import math
 from pathlib import Path
 
 from bnn_runner.keys import flatten
-from bnn_runner.loggers.base import LoggedCell, Logger
+from bnn_runner.loggers.base import LoggedCell, Logger, NoLogger
 from bnn_runner.report.cells import Cell, read_cell
 
 
 def tell(logger: Logger, folder: Path, output_dir: Path) -> str | None:
     """Log the finished cell in `folder`; what went wrong, in one line, or None."""
+    if isinstance(logger, NoLogger):
+        return None
     try:
         logger.log(logged(folder, output_dir))
     except Exception as error:  # the services' clients raise whatever they like

@@ -109,7 +109,7 @@ def _dots(ax: Axes, rows: Sequence[Row], column: Column, labels: Sequence[str] |
     known = [e for e in entries if e is not None]
     unit = next((e.unit for e in known if e.unit), "")
     better = next((e.better for e in known if e.better), "")
-    ax.set_title(column.label, fontsize=9)
+    style.panel_title(ax, column.label, size=9)
     hint = {"higher": "higher is better →", "lower": "← lower is better"}.get(better, "")
     ax.set_xlabel("\n".join(filter(None, [unit, hint])), fontsize=8)
 

@@ -14,7 +14,7 @@ from bnn_runner.report import style
 from bnn_runner.report.cells import ScoreRow
 from bnn_runner.report.columns import EXACT, Column, is_companion
 from bnn_runner.report.comparison import blocks_of, identity, labels_of
-from bnn_runner.report.tables import Entry, Row, Table, aggregate
+from bnn_runner.report.tables import Row, Table, aggregate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _MOST_PANELS = 12  # of one figure, but two data sets at least
 _WIDTH, _HEIGHT = 3.6, 3.4
 _LEGEND_COLUMNS = 4
-Curve = list[tuple[float, Entry]]
+Curve = list[tuple[float, float, float]]
+"""Place, mean and standard error over seeds (0 where there is one seed)."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def _is_beside(metric: str) -> bool:
 
 def _curve(line: Mapping[int, Sequence[ScoreRow]] | Mapping[float, Sequence[ScoreRow]]) -> Curve:
     entries = [(float(at), aggregate(scores)) for at, scores in sorted(line.items())]
-    return [(at, e) for at, e in entries if e.n and math.isfinite(e.mean)]
+    errors = [e.standard_error if math.isfinite(e.standard_error) else 0.0 for _, e in entries]
+    return [(at, e.mean, se) for (at, e), se in zip(entries, errors, strict=True) if e.n and math.isfinite(e.mean)]
 
 
 def _shift_panels(rows: Sequence[Row]) -> list[Panel]:
@@ -160,13 +162,17 @@ def _training(row: Row) -> Curve:
                         found[float(record[epoch])].append(value)
         except (OSError, ValueError, IndexError, StopIteration):
             continue
-    return _curve({at: [ScoreRow("nll", value) for value in values] for at, values in found.items()})
+    return [(at, *_mean_and_error(values)) for at, values in sorted(found.items())]
+
+
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    n, mean = len(values), math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n) if n > 1 else 0.0
 
 
 def _draw(ax: Axes, panel: Panel, look: Sequence[int]) -> None:
     for i, curve in panel.curves.items():
-        x, y = [at for at, _ in curve], [e.mean for _, e in curve]
-        error = [e.standard_error if math.isfinite(e.standard_error) else 0.0 for _, e in curve]
+        x, y, error = zip(*curve, strict=True)
         shape = style.marker(look[i]) if len(curve) < 20 else ""
         tone = style.colour(look[i])
         ax.plot(x, y, color=tone, lw=1.2, marker=shape, markersize=4)
@@ -176,5 +182,5 @@ def _draw(ax: Axes, panel: Panel, look: Sequence[int]) -> None:
     style.panel_title(ax, panel.title)
     ax.set_xlabel(panel.across)
     ax.set_ylabel(panel.up)
-    if all(float(at).is_integer() for curve in panel.curves.values() for at, _ in curve):
+    if all(float(at).is_integer() for curve in panel.curves.values() for at, _, _ in curve):
         ax.locator_params(axis="x", integer=True, nbins=7)

@@ -34,12 +34,13 @@ def test_curves_hold_the_scores_per_point_in_order(shifted):
     place = next(i for i, row in enumerate(rows) if row.group.key.method == "laplace")
     assert all(list(p.curves) == [place] for p in panels.values())
     curve = panels["joint"].curves[place]
-    assert [(at, e.mean, e.n) for at, e in curve] == [(1, -1.5, 2), (2, -1.5, 2), (5, -1.5, 2)]
-    assert [(at, e.mean) for at, e in panels["dyadic"].curves[place]] == [(1, -1.0), (2, -1.0)]
+    assert curve == [(1, -1.5, 0.5), (2, -1.5, 0.5), (5, -1.5, 0.5)]  # s.e. of -1 and -2
+    assert [(at, mean) for at, mean, _ in panels["dyadic"].curves[place]] == [(1, -1.0), (2, -1.0)]
     shift = panels["rotation: accuracy"]
-    assert shift.across == "degrees" and [at for at, _ in shift.curves[place]] == [0, 5, 30, 60]
-    assert shift.curves[place][-1][1].mean == pytest.approx(0.3)
-    assert [(at, e.mean, e.n) for at, e in panels["training"].curves[place]] == [(1, 2.0, 4), (2, 0.5, 2)]
+    assert shift.across == "degrees" and [at for at, _, _ in shift.curves[place]] == [0, 5, 30, 60]
+    assert shift.curves[place][-1][1] == pytest.approx(0.3)
+    # Two members of two seeds; NaN is left out. s.e. of (1.5, 2.5, 1.5, 2.5): √(1/3)/2.
+    assert panels["training"].curves[place] == [(1, 2.0, pytest.approx((1 / 12) ** 0.5)), (2, 0.5, 0.0)]
 
 
 def test_the_figure_is_drawn_where_there_is_a_curve(shifted, write_cell, tmp_path, is_picture):
