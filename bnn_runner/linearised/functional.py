@@ -241,10 +241,11 @@ def _leading(matrix: Whitened, count: int, repairs: Repairs) -> Tensor:
         (_, kept), *_ = rows.batches(1)
         assert kept.kept is not None
         scaled = kept.kept.flatten(0, 1) * matrix.scale
-        values, left = eigh(scaled @ scaled.T, "the pivots' kernel", repairs)
+        primal = scaled.shape[0] > scaled.shape[1]  # of the two Gram matrices with these eigenvalues the smaller one
+        values, found = eigh(scaled.T @ scaled if primal else scaled @ scaled.T, "the pivots' kernel", repairs)
         used = values > values[-1].clamp_min(1e-300) * 1e-12 * len(values)
-        values, left = values[used][-count:], left[:, used][:, -count:]
-        return (scaled.T @ left) * values.rsqrt()
+        values, found = values[used][-count:], found[:, used][:, -count:]
+        return found if primal else (scaled.T @ found) * values.rsqrt()
     stream = generator(0, "features")
     width = min(count + OVERSAMPLED, rows.size)
     basis = torch.randn(rows.size, width, generator=stream, dtype=torch.float64).to(matrix.scale)
