@@ -13,7 +13,7 @@ from bnn_runner.report.cells import Cell, read_cell
 
 def tell(logger: Logger, folder: Path, output_dir: Path) -> str | None:
     """Log the finished cell in `folder`; what went wrong, in one line, or None."""
-    if isinstance(logger, NoLogger):
+    if type(logger) is NoLogger:
         return None
     try:
         logger.log(logged(folder, output_dir))

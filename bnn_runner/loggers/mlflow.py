@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 from bnn_runner.loggers.base import LoggedCell, missing_package
@@ -38,15 +39,24 @@ class MLflow:
         for old in client.search_runs([where], filter_string=f"tags.cell = '{cell.name}'"):
             client.delete_run(old.info.run_id)
         run = client.create_run(where, run_name=cell.name, tags={"cell": cell.name}).info.run_id
-        params = [Param(key, str(value)[:_LONGEST]) for key, value in cell.config.items()]
-        metrics = [Metric(key, value, 0, 0) for key, value in cell.scores.items()]
+        params = [Param(_name(key), str(value)[:_LONGEST]) for key, value in cell.config.items()]
+        metrics = [Metric(_name(key), value, 0, 0) for key, value in cell.scores.items()]
         for name, points in cell.series().items():
-            metrics += [Metric(name, value, 0, epoch) for epoch, value in points]
-        for first in range(0, len(params), 100):
-            client.log_batch(run, params=params[first : first + 100])
-        for first in range(0, len(metrics), 1000):
-            client.log_batch(run, metrics=metrics[first : first + 1000])
-        client.log_batch(run, tags=[RunTag("folder", str(cell.folder))])
-        for figure in cell.figures:
-            client.log_artifact(run, str(figure), "figures")
+            metrics += [Metric(_name(name), value, 0, epoch) for epoch, value in points]
+        try:
+            for first in range(0, len(params), 100):
+                client.log_batch(run, params=params[first : first + 100])
+            for first in range(0, len(metrics), 1000):
+                client.log_batch(run, metrics=metrics[first : first + 1000])
+            client.log_batch(run, tags=[RunTag("folder", str(cell.folder))])
+            for figure in cell.figures:
+                client.log_artifact(run, str(figure), "figures")
+        except BaseException:
+            client.set_terminated(run, "FAILED")
+            raise
         client.set_terminated(run)
+
+
+def _name(key: str) -> str:
+    """MLflow takes no other characters: `marginal_loglik@val` becomes `marginal_loglik/val`."""
+    return re.sub(r"[^\w\-. :/]", "/", key, flags=re.ASCII)

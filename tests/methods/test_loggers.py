@@ -93,6 +93,7 @@ def test_mlflow_keeps_one_run_a_cell_in_a_local_store(finished: Path, tmp_path: 
     (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
     assert run.info.status == "FINISHED" and run.data.params["schedule.epochs"] == "3"
     assert run.data.metrics["rmse"] == pytest.approx(cell.scores["rmse"])
+    assert run.data.metrics["marginal_loglik/val"] == pytest.approx(cell.scores["marginal_loglik@val"])
     assert [m.step for m in client.get_metric_history(run.info.run_id, "train/loss/member1")] == [1, 2, 3]
     assert client.list_artifacts(run.info.run_id, "figures")
 
