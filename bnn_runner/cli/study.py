@@ -30,6 +30,8 @@ from bnn_runner.sweep_plan import LANE_KEYS, Plan
 if TYPE_CHECKING:
     from bnn_runner.objective import Objective
 
+RETRIED = "retry_of"
+"""What a trial says of the failed one whose place it takes."""
 SamplerName = Literal["tpe", "gp", "random"]
 
 
@@ -88,18 +90,32 @@ class StudySweeper(Sweeper):
         objective = self._objective(space)
         study, file = self._study(space, objective)
         self._tell_start(space, objective, study, short(file))
+        self.rounds.launch(Plan((), (), retry_failed=False))  # for the summary, of a search that is over already too
         if self.rounds.config.plan_only:
-            self.rounds.launch(Plan((), (), retry_failed=False))
             return
-        while batch := self._next(study, space):
-            points = [space.points(params) for _, params in batch]
-            plan = self.rounds.plan([point for some in points for point in some])
-            self.rounds.launch(plan)
-            failed = self._tell_results(study, space, objective, batch, plan)
-            if failed and self.rounds.config.fail_fast:
-                print("search: a trial failed (fail_fast=true)", file=sys.stderr)
-                break
+        failed = False
+        if batch := self._failed(study, space):
+            plan = self._run(space, batch)
+            failed = plan.retry_failed and self._tell_results(study, space, objective, batch, plan, again=True)
+        while not (failed and self.rounds.config.fail_fast) and (batch := self._next(study, space)):
+            failed = self._tell_results(study, space, objective, batch, self._run(space, batch))
+        if failed and self.rounds.config.fail_fast:
+            print("search: a trial failed (fail_fast=true)", file=sys.stderr)
         self._tell_best(study, space, objective)
+
+    def _run(self, space: Space, batch: Sequence[tuple[int, dict[str, Any]]]) -> Plan:
+        """Run what is not finished of these trials' jobs."""
+        assert self.rounds is not None
+        plan = self.rounds.plan([point for _, params in batch for point in space.points(params)])
+        self.rounds.launch(plan)
+        return plan
+
+    def _failed(self, study: Any, space: Space) -> list[tuple[int, dict[str, Any]]]:
+        """Number and values of trials that an earlier command left without a value."""
+        mended = {t.user_attrs.get(RETRIED) for t in study.trials}
+        ended = study.get_trials(states=[self.optuna.trial.TrialState.FAIL])
+        whole = [t for t in ended if t.params.keys() == space.searched.keys()]
+        return [(t.number, t.params) for t in whole if t.number not in mended]
 
     def _objective(self, space: Space) -> Objective:
         from bnn_runner.config import load_experiment
@@ -141,7 +157,7 @@ class StudySweeper(Sweeper):
         for trial in running:
             if trial.params.keys() != space.searched.keys():  # killed between being begun and being proposed
                 study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
-        begun = len(study.trials)
+        begun = sum(RETRIED not in t.user_attrs for t in study.trials)
         end = begun + -begun % self.at_once  # of the round that was cut
         if not batch and end == begun:
             end += self.at_once
@@ -175,14 +191,28 @@ class StudySweeper(Sweeper):
         print("\n".join(lines), file=sys.stderr)
 
     def _tell_results(
-        self, study: Any, space: Space, objective: Objective, batch: Sequence[tuple[int, dict[str, Any]]], plan: Plan
+        self,
+        study: Any,
+        space: Space,
+        objective: Objective,
+        batch: Sequence[tuple[int, dict[str, Any]]],
+        plan: Plan,
+        again: bool = False,
     ) -> bool:
-        """Give the study what its trials came to; whether one of them came to nothing."""
+        """Give the study what its trials came to; whether one of them came to nothing.
+
+        A trial that has ended stays as it is in the study: what one came to that is run `again` is a trial beside it.
+        """
         failed = False
         for place, (number, params) in enumerate(batch):
             jobs = plan.jobs[place * len(space.repeats) : (place + 1) * len(space.repeats)]
             values = [objective.read(cell) for job in jobs for cell in job.cells]
-            if values and all(map(math.isfinite, values)):
+            if again and values and all(map(math.isfinite, values)):
+                create, attributes = self.optuna.trial.create_trial, {RETRIED: number}
+                mean = statistics.fmean(values)
+                study.add_trial(create(params=params, distributions=space.searched, value=mean, user_attrs=attributes))
+                shown = f"{mean:.6g}"
+            elif values and all(map(math.isfinite, values)):
                 study.tell(number, statistics.fmean(values), skip_if_finished=True)
                 shown = f"{statistics.fmean(values):.6g}"
             else:

@@ -40,8 +40,11 @@ def sum_up(scratch: Path, jobs: int) -> int:
     counts["done before"] += plan.done
     if not plan.groups and not plan.done and not plan.left_alone:  # another sweeper's jobs are known by number only
         counts["no result"] += max(plan.asked - len(rows), 0)
-    listed = ", ".join(f"{counts[name]} {name}" for name in _ORDER if counts[name])
-    print(f"\nbnn-run: {plan.asked} job{'s' if plan.asked != 1 else ''}: {listed}", file=sys.stderr)
+    listed = ", ".join(f"{counts[name]} {name}" for name in _ORDER if counts[name]) or "nothing left to run"
+    print(
+        f"\nbnn-run: {plan.asked} job{'s' if plan.asked != 1 else ''}: {listed}",
+        file=sys.stderr,
+    )
     bad = [row for row in rows if row["status"] not in ("done", "skipped")]
     for row in sorted(bad, key=lambda row: int(row["number"])):
         reason = (row["message"].splitlines() or ["no reason given"])[0]

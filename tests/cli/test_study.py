@@ -15,6 +15,7 @@ from bnn_runner.cli import main as bnn_run
 from bnn_runner.config import load_experiment
 from bnn_runner.errors import UserError
 from bnn_runner.objective import find_objective
+from tests.cli.test_sweep_of_sixty import BRITTLE
 
 optuna = pytest.importorskip("optuna", reason="pip install -e '.[optuna]'")
 
@@ -81,6 +82,35 @@ def test_a_search_that_cannot_be_is_a_mistake(
     told = capsys.readouterr().err
     assert "1 mistake, nothing was run" in told and hint in told
     assert not list(tmp_path.glob("outputs/studies/*"))
+
+
+def test_a_failed_trial_is_taken_up_again_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted bugs: the failed trial stays without a value; it counts as one more of the trials asked for."""
+    (tmp_path / "brittle_search.py").write_text(BRITTLE)
+    method = tmp_path / "conf" / "method" / "brittle.yaml"
+    method.parent.mkdir(parents=True)
+    method.write_text("# a method that may fail\n_target_: brittle_search.Brittle\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["--config-dir", "conf", "allow=[brittle_search]", "-m", *SEARCH[1:4], *FAST, "method=brittle", "seed=3"]
+    words += ["schedule.epochs=2,3,4", "hydra.sweeper.trials=2", "output_dir=out"]
+    assert bnn_run.run(words) == 1
+    assert capsys.readouterr().err.count("no value") == 2
+    monkeypatch.setenv("WELL", "1")
+    assert bnn_run.run([*words, "retry_failed=false"]) == 1
+    told = capsys.readouterr().err
+    assert "trial 0:" not in told and "2 failed before" in told
+    assert bnn_run.run(words) == 0
+    told = capsys.readouterr()
+    assert "no value" not in told.err and "trial 0:" in told.err and "trial 1:" in told.err
+    values = [value for _, value in trials(tmp_path, "out")]
+    assert values[:2] == [None, None] and len(values) == 4
+    assert f"best: val/marginal_loglik = {max(values[2:]):.6g}" in told.out
+    assert bnn_run.run(words) == 0
+    told = capsys.readouterr()
+    assert "nothing left to run" in told.err and "best: " in told.out
+    assert len(trials(tmp_path, "out")) == 4
 
 
 def test_the_plan_of_a_search_leaves_no_study(
