@@ -37,6 +37,8 @@ from bnn_runner.storage import write_text
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "outputs" / "results"
+MOST_ACROSS, PICTURE_INCHES = 3, 5.0
+"""Of the pictures of runs that are put together in one."""
 
 
 @dataclass(frozen=True)
@@ -126,25 +128,43 @@ def make(preset: Preset, size: str, words: Sequence[str], output: Path, results:
 
 
 def montage(cells: Sequence[Cell], picture: str, path: Path) -> None:
-    """The figure of that name (a glob pattern) of the first seed of every row, together in one."""
+    """The figure of that name (a glob pattern) of the first seed of every row, together in one.
+
+    Pictures of one shape stand in lines of at most three, all at the width of a column.
+    """
+    from matplotlib.figure import Figure
     from matplotlib.image import imread
 
     from bnn_runner.report import style
 
     groups, _ = group_cells(cells)
     extra = telling_fields(groups)
-    titles = [" ".join([g.key.method, *(texts[i] for texts in extra.values())]) for i, g in enumerate(groups)]
-    files = [sorted((next(iter(g.done.values())).path / "figures").glob(picture)) for g in groups]
-    found = [(title, these[0]) for title, these in zip(titles, files, strict=True) if these]
-    if not found:
+    shapes: dict[tuple[str, float], list[tuple[str, Any]]] = {}  # data and height by width
+    for i, group in enumerate(groups):
+        if group.done and (files := sorted((next(iter(group.done.values())).path / "figures").glob(picture))):
+            pixels = imread(files[0])
+            title = " ".join([group.key.method, *(texts[i] for texts in extra.values())])
+            shape = group.key.data, round(pixels.shape[0] / pixels.shape[1], 1)
+            shapes.setdefault(shape, []).append((title, pixels))
+    lines = [
+        (shape, found[k : k + MOST_ACROSS])
+        for shape, found in shapes.items()
+        for k in range(0, len(found), MOST_ACROSS)
+    ]
+    if not lines:
         return
-    columns = min(2, len(found))
-    figure, axes = style.new_figure(math.ceil(len(found) / columns), columns, width=5.5, height=3.4)
-    for ax in axes:
-        ax.set_axis_off()
-    for ax, (title, file) in zip(axes, found, strict=False):
-        ax.imshow(imread(file))
-        ax.set_title(title, fontsize=9)
+    across, above = max(len(line) for _, line in lines), 0.3
+    heights = [above + PICTURE_INCHES * shape[1] for shape, _ in lines]
+    figure = Figure(figsize=(PICTURE_INCHES * across, sum(heights)))
+    top = sum(heights)
+    for height, (_, line) in zip(heights, lines, strict=True):
+        for place, (title, pixels) in enumerate(line):
+            low = (top - height) / sum(heights)
+            ax = figure.add_axes((place / across, low, 1 / across, (height - above) / sum(heights)))
+            ax.set_axis_off()
+            ax.imshow(pixels)
+            ax.set_title(title, fontsize=9)
+        top -= height
     style.save(figure, path)
 
 

@@ -146,7 +146,8 @@ def decision_map_2d(
     shade, label = (
         (entropy, "predictive entropy") if mutual_information is None else (mutual_information, "mutual information")
     )
-    image = right.imshow(shade, extent=extent, origin="lower", aspect="auto", cmap="viridis", vmin=0)
+    reach = max(float(np.nanmax(shade)), 0.01)  # of one network's function no doubt, and rounding is not shown as such
+    image = right.imshow(shade, extent=extent, origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=reach)
     figure.colorbar(image, ax=right, shrink=0.85).set_label(f"{label} [nats]", fontsize=9)
     style.panel_title(left, "class probabilities")
     style.panel_title(
