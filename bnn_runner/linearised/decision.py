@@ -20,6 +20,7 @@ from bnn_runner.linearised.newton import decrement_notes, newton_decrement
 from bnn_runner.linearised.point import Mode, point_of
 from bnn_runner.linearised.posterior import WeightGaussian
 from bnn_runner.linearised.tangent import TangentModel
+from bnn_runner.linearised.validation import Validation, validation_logliks
 from bnn_runner.tasks import Task
 
 
@@ -51,12 +52,16 @@ def decide(
     tolerance: float = 1e-7,
     passes: int | None = None,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    validation: Validation = validation_logliks,
 ) -> Decision:
-    """`mode`, with `tolerance` and `passes` of the tangent model's optimum, as `Laplace` has them."""
+    """`mode`, with `tolerance` and `passes` of the tangent model's optimum, as `Laplace` has them.
+
+    `validation` scores candidates by the method's own predictive.
+    """
     few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
     # A part of a tensor can be scaled by itself: that no normalisation takes out again.
     invariant = () if jacobians.chosen else scale_invariant(jacobians.network, few, jacobians.names)
-    setting = Setting.of(task, jacobians, curvature, rule, invariant, repairs)
+    setting = Setting.of(task, jacobians, curvature, rule, invariant, repairs, validation)
     point = point_of(mode, TangentModel(task, jacobians, progress, repairs), setting, rule, tolerance, passes)
     settled = setting.settled(point)
     gaussian = settled.curvature.gaussian(settled.precisions)

@@ -1,25 +1,19 @@
-"""The Laplace evidence, and the validation score of a prior precision, both as functions of the precisions."""
+"""The Laplace evidence as a function of the prior precisions."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Likelihood, Network
-from bnn_runner.likelihoods import Gaussian
+from bnn_runner.base import Network
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.groups import Group
-from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.posterior import WeightGaussian
-from bnn_runner.predictives import gaussian_log_prob
-from bnn_runner.streams import generator
 from bnn_runner.tasks import Task
 
-VALIDATION_DRAWS = 200
 At = Callable[[Tensor], tuple[float, Tensor]]
 """From precisions to Σ log p(y | ·) (nats, original units) and the squares of `PriorShape` at the point."""
 
@@ -55,40 +49,3 @@ def log_evidence(loglik: float, squares: Tensor, curvature: Curvature, precision
     """
     penalty = (precisions.cpu().expand(len(squares)) * squares).sum()
     return loglik - 0.5 * (penalty + curvature.log_det_ratio(precisions).cpu())
-
-
-@torch.no_grad()
-def validation_logliks(
-    task: Task, jacobians: Jacobians, curvature: Curvature, candidates: Sequence[Tensor]
-) -> list[float]:
-    """Mean log-likelihood of the validation part for each candidate [T]; one pass over the Jacobians.
-
-    Regression: the exact Gaussian predictive. Classes and heteroscedastic regression have none: `VALIDATION_DRAWS`
-    draws of each point's outputs. (Probit would take the logits' common shift, which no softmax sees and no data
-    inform, for doubt, and shrink the posterior to nothing.)
-    """
-    gaussians = [curvature.gaussian(c) for c in candidates]
-    likelihood = jacobians.network.likelihood
-    totals = torch.zeros(len(gaussians), dtype=torch.float64)
-    batch_size = jacobians.batch_size(task.spec.num_outputs)
-    for x, y in task.val.batches(batch_size):
-        assert y is not None
-        batch = jacobians(x)
-        for i, gaussian in enumerate(gaussians):
-            covariance = gaussian.covariance(batch)
-            if isinstance(likelihood, Gaussian):
-                noise = torch.diag_embed(torch.exp(2 * likelihood.log_noise).expand(batch.outputs.shape))
-                totals[i] += gaussian_log_prob(y, batch.outputs, covariance + noise).sum().cpu()
-            else:
-                totals[i] += wide(_sampled_log_prob(likelihood, y, batch.outputs, covariance)).sum().cpu()
-    return (totals / len(task.val) - float(wide(task.target_scale).log().sum())).tolist()
-
-
-def _sampled_log_prob(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-    """Log E p(y_b | f_b) [B] over outputs f_b ~ N(mean_b, covariance_b), by draws that are the same in every call."""
-    stream = generator(0, "validation outputs")
-    normal = torch.randn(VALIDATION_DRAWS, 1, mean.shape[-1], generator=stream, dtype=torch.float64).to(mean)
-    values, vectors = torch.linalg.eigh(covariance.to(mean))
-    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)  # [B, K, K]
-    outputs = mean + (root @ normal.unsqueeze(-1)).squeeze(-1)  # [M, B, K]
-    return torch.logsumexp(likelihood.log_prob(outputs, y), 0) - math.log(VALIDATION_DRAWS)

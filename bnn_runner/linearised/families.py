@@ -18,12 +18,13 @@ from bnn_runner.errors import RunFailed
 from bnn_runner.hyper import HyperRule, PrecisionProblem, family_of
 from bnn_runner.likelihoods import Gaussian
 from bnn_runner.linearised.algebra import Repairs, wide
-from bnn_runner.linearised.evidence import At, Curvature, log_evidence, log_likelihood, validation_logliks
+from bnn_runner.linearised.evidence import At, Curvature, log_evidence, log_likelihood
 from bnn_runner.linearised.g_prior import g_prior
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import Jacobians
 from bnn_runner.linearised.noise_evidence import NoiseProblem, NoisyCurvature, with_noise
 from bnn_runner.linearised.prior_shape import PriorShape
+from bnn_runner.linearised.validation import Validation, validation_logliks
 from bnn_runner.tasks import Task, TaskSpec
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Setting:
     start: Tensor
     invariant: Sequence[str]
     noise: NoiseProblem | None
+    validation: Validation = validation_logliks
 
     @classmethod
     def of(
@@ -91,6 +93,7 @@ class Setting:
         rule: HyperRule,
         invariant: Sequence[str],
         repairs: Repairs,
+        validation: Validation = validation_logliks,
     ) -> Setting:
         """Raises `RunFailed` where the training prior or the curvature does not fit the rule's family."""
         network, family = jacobians.network, family_of(rule)
@@ -103,9 +106,9 @@ class Setting:
         if family == "g":
             scaled = g_prior(curvature, len(task.train), repairs)
             prior, start = PriorShape(sizes, scaled.shape), torch.ones(len(sizes), dtype=torch.float64)
-            return cls(task, jacobians, family, scaled.curvature, prior, start, invariant, noise)
+            return cls(task, jacobians, family, scaled.curvature, prior, start, invariant, noise, validation)
         start = _training_prior(network, curvature.groups)
-        return cls(task, jacobians, family, curvature, PriorShape(sizes), start, invariant, noise)
+        return cls(task, jacobians, family, curvature, PriorShape(sizes), start, invariant, noise, validation)
 
     def problem(self, at: At) -> PrecisionProblem:
         """What the rule sees, with the evidence at the point that `at` gives."""
@@ -114,7 +117,7 @@ class Setting:
             names=tuple(g.name for g in curvature.groups),
             start=self.start,
             evidence=lambda precisions: log_evidence(*at(precisions), curvature, precisions),
-            validation=partial(validation_logliks, self.task, self.jacobians, curvature),
+            validation=partial(self.validation, self.task, self.jacobians, curvature),
             effective_dimensions=curvature.effective_dimensions,
             squares=lambda precisions: at(precisions)[1],
             invariant=tuple(g.name for g in curvature.groups if g.members[0] in self.invariant),

@@ -22,6 +22,7 @@ from bnn_runner.linearised.output_curvature import Kind, OutputCurvature, sample
 from bnn_runner.linearised.point import Mode
 from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace
 from bnn_runner.linearised.structures import Fit, Structure, rule_of
+from bnn_runner.linearised.validation import network_validation_logliks, validation_logliks
 from bnn_runner.modes import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
@@ -159,6 +160,7 @@ class Laplace:
             self.tangent_tolerance,
             self.tangent_passes,
             context.progress,
+            network_validation_logliks if self.predict == "network" else validation_logliks,
         )
         report: dict[str, Any] = {"structure": structure, "output_curvature": self.curvature, **made.report}
         notes = made.notes

@@ -19,7 +19,7 @@ from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation import evaluate
 from bnn_runner.hyper import Choice, Evidence, Fixed, Grid, HyperRule, PrecisionProblem
 from bnn_runner.likelihoods import Gaussian
-from bnn_runner.linearised import evidence, full
+from bnn_runner.linearised import full, validation
 from bnn_runner.linearised.blocks import BlockCurvature, FullBlock
 from bnn_runner.linearised.evidence import log_evidence
 from bnn_runner.linearised.groups import each_tensor
@@ -493,7 +493,7 @@ def test_the_grid_picks_the_best_on_validation(structure: Any, kind: str, monkey
     task, network = small(kind, num_train=30)
     network = replace(network, parameters={n: 2 * p for n, p in network.parameters.items()})
     grid = Grid(low=1e-2, high=1e2, num=9)
-    monkeypatch.setattr(evidence, "VALIDATION_DRAWS", 5000)
+    monkeypatch.setattr(validation, "VALIDATION_DRAWS", 5000)
     posterior = Laplace(structure=structure).fit(task, [network], context(grid))
     values = [10 ** (-2 + i / 2) for i in range(9)]
     scores, errors = [], []
@@ -512,7 +512,7 @@ def test_the_grid_picks_the_best_on_validation(structure: Any, kind: str, monkey
             normal = torch.randn(20_000, *moments.mean.shape, 1, generator=generator(5, "grid"), dtype=torch.float64)
             probs = (moments.mean + (root @ normal).squeeze(-1)).softmax(-1)[:, torch.arange(len(y)), y]
             loglik = probs.mean(0).log()
-            errors.append(float((probs.std(0) / probs.mean(0)).mean()) / evidence.VALIDATION_DRAWS**0.5)
+            errors.append(float((probs.std(0) / probs.mean(0)).mean()) / validation.VALIDATION_DRAWS**0.5)
         scores.append(float(loglik.mean()))
     found, best = posterior.report["grid_best_validation_loglik"], max(range(9), key=scores.__getitem__)
     if kind == "classification":
@@ -524,6 +524,38 @@ def test_the_grid_picks_the_best_on_validation(structure: Any, kind: str, monkey
     assert found == pytest.approx(scores[best], rel=1e-8)
     assert posterior.report["hyper_status"] == ("at bound" if best in (0, 8) else "converged")
     assert len({round(s, 6) for s in scores}) == 9
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_without_linearisation_the_grid_scores_draws_of_the_network(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against 4,000 other draws of each candidate's posterior: nearer to them than to the linearised predictive.
+
+    Planted bug: the linearised predictive's score.
+    """
+    monkeypatch.setattr(validation, "VALIDATION_DRAWS", 4000)
+    task, network = small(kind, num_train=30)
+    network = replace(network, parameters={n: 2 * p for n, p in network.parameters.items()})
+    grid, values = Grid(low=1e-1, high=1e1, num=2), [0.1, 10.0]
+    posterior = Laplace(structure="full", predict="network").fit(task, [network], context(grid))
+    y = task.val.targets
+    assert y is not None
+    scores, errors, linearised = [], [], []
+    for value in values:
+        rule = context(Fixed(value))
+        draws = Laplace(structure="full", predict="network").fit(task, [network], rule).draws(4000, 7)
+        each = network.likelihood.log_prob(draws(task.val.inputs), y).exp()  # [S, B]
+        scores.append(float((each.mean(0).log() - task.target_scale.log().sum()).mean()))
+        spread = each.std(0) / each.mean(0)
+        errors.append(float(spread.square().mean().sqrt()) / validation.VALIDATION_DRAWS**0.5)
+        draws_of_tangent = Laplace(structure="full").fit(task, [network], rule).draws(4000, 7)
+        tangent = network.likelihood.log_prob(draws_of_tangent(task.val.inputs), y).exp()
+        linearised.append(float((tangent.mean(0).log() - task.target_scale.log().sum()).mean()))
+    chosen = next(i for i, v in enumerate(values) if v == pytest.approx(posterior.report["prior_precision"]))
+    found, best = posterior.report["grid_best_validation_loglik"], max(range(2), key=scores.__getitem__)
+    assert abs(found - scores[chosen]) < 5 * errors[chosen]
+    assert scores[best] - scores[chosen] < 5 * errors[chosen]
+    apart = abs(linearised[chosen] - scores[chosen])
+    assert apart > 2.5 * errors[chosen] and abs(found - scores[chosen]) < apart / 2
 
 
 @pytest.mark.parametrize("rule", [Fixed(), Evidence(), Grid()], ids=["fixed", "evidence", "grid"])
