@@ -19,6 +19,7 @@ import argparse
 import csv
 import json
 import math
+import os
 import shlex
 import shutil
 import subprocess
@@ -122,7 +123,10 @@ def make(preset: Preset, size: str, words: Sequence[str], output: Path, results:
             *(["--size", size] if size != "small" else []),
             *words,
         ]
-        text = [f"# {preset.what}", "", made.read_text(encoding="utf-8"), preset.shows.strip(), ""]
+        report = made.read_text(encoding="utf-8").replace(str(output), "outputs/reproduce")
+        if data := os.environ.get("BNN_DATA_DIR"):
+            report = report.replace(data, "DATA")
+        text = [f"# {preset.what}", "", report, preset.shows.strip(), ""]
         write_text(results / f"{name}.md", "\n".join([*text, f"`{shlex.join(command)}`: {origin(cells)}."]) + "\n")
     return code
 

@@ -29,6 +29,8 @@ from bnn_runner.tasks import Task, TaskSpec
 
 CG_UP_TO = 4096
 """Training points up to which auto takes conjugate gradients where the rows are too many to keep."""
+LARGE_ERROR = 0.5
+"""Posterior standard deviations by which a draw that gradient descent has found may be off without a word."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,12 @@ class LaplaceSampled:
         dimensions = curvature.dimension_samples(made.precisions).sum(1)
         facts = curvature.facts(made.precisions)
         notes = list(made.notes)
+        if isinstance(solver, Descent) and facts["sample_error_sd"] > LARGE_ERROR:
+            notes.append(
+                f"gradient descent left draws off by up to {facts['sample_error_sd']:.2g} posterior standard deviations "
+                f"after {self.sgd_passes} passes: they are no draws of the posterior; raise method.sgd_passes, or use "
+                "method.solver=cg"
+            )
         if isinstance(solver, ConjugateGradients) and facts["sample_error_sd"] > self.tolerance:
             notes.append(
                 f"conjugate gradients left draws off by up to {facts['sample_error_sd']:.2g} of a posterior standard "
