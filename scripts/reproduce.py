@@ -74,12 +74,13 @@ def presets() -> dict[str, Preset]:
     return {entry["name"]: Preset(**entry) for entry in found}
 
 
-def call(words: Sequence[str]) -> int:
+def call(words: Sequence[str], jobs: int = 1) -> int:
     print("+ " + shlex.join(words), flush=True)
-    return subprocess.run(words, check=False).returncode
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))} if jobs > 1 else {}
+    return subprocess.run(words, check=False, env=os.environ | threads).returncode
 
 
-def make(preset: Preset, size: str, words: Sequence[str], output: Path, results: Path, runs: bool) -> int:
+def make(preset: Preset, size: str, words: Sequence[str], output: Path, results: Path, runs: bool, jobs: int) -> int:
     """Run a preset (unless only its table is wanted) and write its table and figures; the exit code."""
     start = time.perf_counter()
     folder = output / (preset.name if size == "small" else f"{preset.name}_{size}")
@@ -91,15 +92,18 @@ def make(preset: Preset, size: str, words: Sequence[str], output: Path, results:
     code = 0
     places = [f"output_dir={folder}", f"cache_dir={output / 'cache'}"]
     for line in preset.run if runs else ():
-        sized = [f"size={size}"] if size != "small" else []
-        code = max(code, call([sys.executable, "-m", "bnn_runner.cli.main", *line.split(), *sized, *words, *places]))
+        chosen = [f"size={size}"] if size != "small" else []
+        if jobs > 1 and line.startswith("-m") and not any(w.startswith("hydra/launcher=") for w in words):
+            chosen += ["hydra/launcher=workers", f"hydra.launcher.n_jobs={jobs}"]
+        program = [sys.executable, "-m", "bnn_runner.cli.main"]
+        code = max(code, call([*program, *line.split(), *chosen, *words, *places], jobs))
     cells = [c for c in find_cells(folder) if c.status == "done"] if folder.exists() else []
     experiments = sorted({c.choices["experiment"] for c in cells if "experiment" in c.choices})
     if not experiments:
         return code or 1
     name = folder.name
-    chosen = f"experiment={','.join(experiments)}"
-    reported = [chosen, "--output-dir", str(folder), "--name", name, *shlex.split(preset.report)]
+    named = f"experiment={','.join(experiments)}"
+    reported = [named, "--output-dir", str(folder), "--name", name, *shlex.split(preset.report)]
     code = max(code, call([sys.executable, "-m", "bnn_runner.cli.report", *reported]))
     for path in (folder / "results").glob(f"{name}*"):
         if path.suffix in (".csv", ".png"):
@@ -238,6 +242,9 @@ def main() -> int:
     parser.add_argument("--size", choices=("small", "paper"), default="small")
     parser.add_argument("--output", type=Path, default=Path("outputs/reproduce"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables and figures")
+    parser.add_argument(
+        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="of a sweep at once, which share the processors"
+    )
     parser.add_argument("--no-run", dest="run", action="store_false", help="only the tables, of the runs there are")
     parser.add_argument("--check", action="store_true", help="compare with the kept table; --results stays as it is")
     arguments = parser.parse_intermixed_args()
@@ -255,7 +262,7 @@ def main() -> int:
     output = arguments.output.absolute()
     for preset in (found[name] for name in chosen):
         results = output / "checked" if arguments.check else arguments.results.absolute()
-        code = max(code, make(preset, arguments.size, words, output, results, arguments.run))
+        code = max(code, make(preset, arguments.size, words, output, results, arguments.run, arguments.jobs))
         if arguments.check and preset.check:
             problems = differences(
                 preset.check, results / f"{preset.name}.csv", arguments.results / f"{preset.name}.csv"

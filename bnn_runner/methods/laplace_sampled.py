@@ -163,9 +163,9 @@ class LaplaceSampled:
         notes = list(made.notes)
         if isinstance(solver, Descent) and facts["sample_error_sd"] > LARGE_ERROR:
             notes.append(
-                f"gradient descent left draws off by up to {facts['sample_error_sd']:.2g} posterior standard deviations "
-                f"after {self.sgd_passes} passes: they are no draws of the posterior; raise method.sgd_passes, or use "
-                "method.solver=cg"
+                f"gradient descent left draws off by up to {facts['sample_error_sd']:.2g} posterior standard "
+                f"deviations after {self.sgd_passes} passes: they are no draws of the posterior; raise "
+                "method.sgd_passes, or use method.solver=cg"
             )
         if isinstance(solver, ConjugateGradients) and facts["sample_error_sd"] > self.tolerance:
             notes.append(
