@@ -245,7 +245,8 @@ def _leading(matrix: Whitened, count: int, repairs: Repairs) -> Tensor:
         values, found = eigh(scaled.T @ scaled if primal else scaled @ scaled.T, "the pivots' kernel", repairs)
         used = values > values[-1].clamp_min(1e-300) * 1e-12 * len(values)
         values, found = values[used][-count:], found[:, used][:, -count:]
-        return found if primal else (scaled.T @ found) * values.rsqrt()
+        found = found.to(scaled)
+        return found if primal else (scaled.T @ found) * values.rsqrt().to(scaled)
     stream = generator(0, "features")
     width = min(count + OVERSAMPLED, rows.size)
     basis = torch.randn(rows.size, width, generator=stream, dtype=torch.float64).to(matrix.scale)
