@@ -195,7 +195,8 @@ class NystromCurvature:
         at = tuple(precisions.detach().cpu().expand(len(self.groups)).tolist())
         if at not in self._found:
             scale = whitening(self.rows, precisions)
-            vectors = _leading(Whitened(self.pivots, scale), self.features, self.repairs)
+            # Rows that are kept are float64; those of more points than are kept may not be.
+            vectors = _leading(Whitened(self.pivots, scale), self.features, self.repairs).to(scale)
             gram = halving(partial(self._gram, vectors.T * scale), self.rows.halve)
             values, basis = eigh(gram, "the features' curvature", self.repairs)
             self._found[at] = vectors @ basis.to(vectors), values.to(vectors)

@@ -89,17 +89,21 @@ def test_nystrom_features_lack_the_prior_off_them_and_nothing_else(
     assert any("variance off them" in note and "ood/other" in note for note in posterior.report["notes"])
 
 
-@pytest.mark.parametrize("pivots", [3, 100], ids=["fewer rows than weights", "more rows"])
-def test_features_of_a_float32_network_are_those_of_the_float64_one(pivots: int) -> None:
-    """Planted bug: the eigenvectors, which are always float64, multiplied with rows that are not."""
+@pytest.mark.parametrize("pivots", [3, 100], ids=["pivots kept, rows not", "neither kept"])
+def test_features_of_a_float32_network_are_those_of_the_float64_one(
+    pivots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted bug: eigenvectors of kept rows, which are float64, multiplied with rows that are not."""
     found = []
     for dtype in (torch.float64, torch.float32):
         task, network = small("classification")
+        size = sum(p.numel() for p in network.parameters.values())
+        monkeypatch.setattr("bnn_runner.memory.KEPT_BYTES", 8 * size * 3 * 4)
         task = task.to(torch.device("cpu"), dtype)
         network = replace(network, parameters={n: p.to(dtype) for n, p in network.parameters.items()})
         posterior = LaplaceFunctional(form="nystrom", features=5, pivots=pivots).fit(task, [network], context(Fixed()))
         found.append(posterior.moments(task.test.inputs).covariance.double())
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5 * float(found[0].abs().max()))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4 * float(found[0].abs().max()))
 
 
 def test_fewer_features_keep_less_variance_and_the_evidence_is_differentiable() -> None:
