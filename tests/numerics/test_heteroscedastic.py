@@ -23,7 +23,7 @@ from bnn_runner.errors import UserError
 from bnn_runner.evaluation import evaluate
 from bnn_runner.hyper import Evidence, Grid
 from bnn_runner.likelihoods import MeanVariance, Natural, NoiseRule
-from bnn_runner.linearised.evidence import _sampled_log_prob
+from bnn_runner.linearised.validation import _sampled_log_prob
 from bnn_runner.methods.ensemble import Ensemble
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.mlp import MLP
