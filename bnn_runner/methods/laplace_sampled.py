@@ -29,7 +29,7 @@ from bnn_runner.tasks import Task, TaskSpec
 
 CG_UP_TO = 4096
 """Training points up to which auto takes conjugate gradients where the rows are too many to keep."""
-LARGE_ERROR = 0.5
+LARGE_ERROR = 1.0
 """Posterior standard deviations by which a draw that gradient descent has found may be off without a word."""
 
 

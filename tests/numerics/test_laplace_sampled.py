@@ -87,6 +87,15 @@ def test_the_stated_error_bounds_the_true_one() -> None:
         assert float(((error @ random.T) / spread).abs().max()) <= bound
 
 
+def test_draws_that_descent_has_not_found_are_told() -> None:
+    """Planted bug: only conjugate gradients say how far off they are."""
+    task, network = small("classification", layerwise=True)
+    for passes, told in ((3, True), (250, False)):
+        report = replace(SGD, sgd_passes=passes).fit(task, [network], context(Fixed())).report
+        assert (report["sample_error_sd"] > 1) == told
+        assert any("no draws of the posterior" in note for note in report["notes"]) == told
+
+
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_effective_dimensions_and_the_log_determinant_are_the_exact_ones(kind: str) -> None:
     """Every group's within 3 standard errors, at strong and weak precisions (warm-started), equal and not.
