@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -150,12 +151,12 @@ def read_scores(path: Path) -> tuple[ScoreRow, ...]:
         absent = [c for c in _NEEDED_COLUMNS if c not in names]
         if absent:
             raise ValueError(f"no column {', '.join(absent)}")
-        places = [names.index(field) if field in names else None for field in ScoreRow._fields]
+        fields = itemgetter(*(names.index(field) if field in names else len(names) for field in ScoreRow._fields))
         rows = []
         for record in reader:
             if len(record) != len(names):
                 raise ValueError(f"line {reader.line_num} is not whole")
-            rows.append(_score(["" if i is None else record[i].strip() for i in places], reader.line_num))
+            rows.append(_score(fields([*record, ""]), reader.line_num))
     return _without_repeats(rows)
 
 

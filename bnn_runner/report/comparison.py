@@ -91,6 +91,7 @@ def labels_of(table: Table, rows: Sequence[Row]) -> list[str]:
 
 def _dots(ax: Axes, rows: Sequence[Row], column: Column, labels: Sequence[str] | None, look: Sequence[int]) -> None:
     entries = [r.entries.get(column) for r in rows]
+    bars: list[tuple[float, float, int, str]] = []
     for i, entry in enumerate(entries):
         if entry is None or not entry.n or not math.isfinite(entry.mean):
             ax.text(0.5, i, _word(entry), transform=ax.get_yaxis_transform(), fontsize=8, ha="center", va="center")
@@ -98,7 +99,11 @@ def _dots(ax: Axes, rows: Sequence[Row], column: Column, labels: Sequence[str] |
         error = entry.standard_error if math.isfinite(entry.standard_error) else 0.0
         tone, shape = style.colour(look[i]), style.marker(look[i])
         face = "white" if entry.marked else tone
-        ax.errorbar([entry.mean], [i], xerr=[error], fmt=shape, color=tone, mfc=face, markersize=6, capsize=3)
+        bars.append((entry.mean - error, entry.mean + error, i, tone))
+        ax.plot([entry.mean], [i], shape, color=tone, mfc=face, markersize=6)
+    if bars:
+        low, high, at, tones = zip(*bars, strict=True)
+        ax.hlines(at, low, high, colors=tones)
     ax.set_yticks(range(len(rows)), labels or [""] * len(rows))
     if labels:  # coloured as in the figure of curves
         for text, i in zip(ax.get_yticklabels(), look, strict=True):

@@ -36,8 +36,14 @@ def value_text(value: Any) -> str:
     if isinstance(value, bool | str):
         return str(value).lower() if isinstance(value, bool) else value
     if isinstance(value, int | float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        return _number_text(value)
     return json.dumps(value, sort_keys=True, default=str)
+
+
+@cache
+def _number_text(value: float) -> str:
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 @dataclass(frozen=True)

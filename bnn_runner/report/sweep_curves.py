@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from bnn_runner.report.tables import Row, Table, aggregate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_PANELS = 12  # of one figure, but two data sets at least
+_MOST_PANELS = 6  # of one figure, but two data sets at least
 _WIDTH, _HEIGHT = 3.6, 3.4
 _LEGEND_COLUMNS = 4
 Curve = list[tuple[float, float, float]]
@@ -152,14 +153,13 @@ def _training(row: Row) -> Curve:
             with (cell.path / "history.csv").open(encoding="utf-8", newline="") as file:
                 reader = csv.reader(file)
                 names = next(reader)
-                epoch, terms = names.index("epoch"), [names.index(n) for n in ("nll", "loss") if n in names]
-                member = names.index("member") if "member" in names else None
+                places = [names.index(n) if n in names else len(names) for n in ("member", "epoch", "nll", "loss")]
+                fields = itemgetter(*places)
                 for record in reader:
-                    if member is not None and record[member] == "posterior":
-                        continue  # of a fit of its own, which may go on from a network
-                    value = float(next((record[i] for i in terms if record[i]), "nan"))
-                    if math.isfinite(value):
-                        found[float(record[epoch])].append(value)
+                    member, epoch, nll, loss = fields([*record, ""])
+                    value = float(nll or loss or "nan")
+                    if member != "posterior" and math.isfinite(value):  # a fit of its own may go on from a network
+                        found[float(epoch)].append(value)
         except (OSError, ValueError, IndexError, StopIteration):
             continue
     return [(at, *_mean_and_error(values)) for at, values in sorted(found.items())]
