@@ -1,6 +1,6 @@
 """What a sweep costs beside its jobs: finished cells, jobs of one second side by side, and seeds as lanes.
 
-    python scripts/benchmark_sweeps.py                     all three (about four minutes of one core)
+    python scripts/benchmark_sweeps.py                     all three (about ten minutes of one core)
     python scripts/benchmark_sweeps.py --only finished     one of them (finished, second or lanes); the rest stays
 
 Writes outputs/results/sweep_costs.{csv,md}. Commands are started as a person starts them, on one thread. CPU seconds
@@ -63,6 +63,7 @@ class Sleeper:
         time.sleep(1)
         return MAP().fit(task, networks, context)
 '''
+SMALL_SETS = ("yacht", "two_moons", "digits", "gap1d")
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -138,9 +139,11 @@ def second(folder: Path) -> list[Row]:
 
 
 def lanes(folder: Path) -> list[Row]:
-    """Twenty seeds of the default network as lanes, beside twenty jobs; rows compared in float64.
+    """Twenty seeds of an MLP as lanes, beside twenty jobs; rows compared in float64.
 
-    As typed, with the data set's own schedule; and in one process, for 300 epochs, where nothing is started.
+    As typed, with each data set's own network and schedule; and for gap1d in one process, 300 epochs, where nothing is
+    started. Lanes save what a step costs beyond its arithmetic: a step of gap1d is 135 points at once, mostly
+    arithmetic, and saves the least.
     """
 
     def experiments(output: str, epochs: int) -> list[runner.Experiment]:
@@ -158,8 +161,16 @@ def lanes(folder: Path) -> list[Row]:
     together = seconds(lambda: runner.run_together(made[0]))
     alone = seconds(lambda: [runner.run(e) for e in made[1]])
 
-    typed = command(folder, "seed=range(20)", "output_dir=typed")
-    jobs = command(folder, "seed=range(20)", "output_dir=jobs", "stack=never")
+    typed: list[Row] = []
+    for data in SMALL_SETS:
+        words = [f"data={data}", "seed=range(20)"]
+        stacked = command(folder, *words, f"output_dir=stacked_{data}")
+        jobs = command(folder, *words, f"output_dir=jobs_{data}", "stack=never")
+        typed += [
+            Row(f"seed=range(20) on {data}: as lanes / as twenty jobs, wall", stacked[1] / jobs[1], "", 0.25),
+            Row(f"the same on {data}, CPU of all processes", stacked[0] / jobs[0], "", 0.25),
+            Row(f"seed=range(20) on {data}, as lanes: wall", stacked[1], "s"),
+        ]
 
     to, recipe = Task.to, runner.Recipe
     runner.Recipe = functools.partial(Recipe, dtype=torch.float64)  # type: ignore[assignment, misc]
@@ -170,9 +181,7 @@ def lanes(folder: Path) -> list[Row]:
     finally:
         runner.Recipe, Task.to = recipe, to  # type: ignore[misc, method-assign]
     return [
-        Row("seed=range(20) typed: as lanes / as twenty jobs, wall", typed[1] / jobs[1], "", 0.25),
-        Row("the same, CPU of all processes", typed[0] / jobs[0], "", 0.25),
-        Row("seed=range(20) typed, as lanes: wall", typed[1], "s"),
+        *typed,
         Row("20 seeds as lanes / 20 runs in one process, 300 epochs: CPU", together / alone, ""),
         Row("largest relative difference of a score in float64", difference(folder, "lanes64", "single64"), "", 1e-9),
     ]
