@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +16,7 @@ from bnn_runner.config import load_experiment
 from bnn_runner.errors import UserError
 from bnn_runner.loggers.base import LoggedCell, NoLogger
 from bnn_runner.loggers.finished import _history, logged, tell
+from bnn_runner.loggers.mlflow import MLflow
 
 SMALL = ["data=gap1d", "method=ensemble", "method.size=2", "schedule.epochs=3", "eval.num_draws=4", "data.num_train=20"]
 
@@ -79,12 +83,47 @@ def test_tensorboard_reads_back_what_was_told(finished: Path, tmp_path: Path) ->
     assert events.Tags()["images"]
 
 
+def test_a_run_that_mlflow_cannot_take_whole_is_failed(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without the package: its client stands for the service. Planted bugs: left RUNNING; `@` in a name."""
+    told: list[tuple[str, str]] = []
+
+    class Client:
+        def __init__(self, tracking_uri: str) -> None: ...
+
+        def get_experiment_by_name(self, name: str) -> SimpleNamespace:
+            return SimpleNamespace(experiment_id="1")
+
+        def search_runs(self, where: list[str], filter_string: str) -> list[SimpleNamespace]:
+            return []
+
+        def create_run(self, where: str, run_name: str, tags: dict[str, str]) -> SimpleNamespace:
+            return SimpleNamespace(info=SimpleNamespace(run_id="7"))
+
+        def log_batch(self, run: str, **parts: list[tuple[str, ...]]) -> None:
+            told.extend(("name", str(name)) for name, *_ in chain(*parts.values()))
+
+        def log_artifact(self, run: str, file: str, folder: str) -> None:
+            raise OSError("the disk is full")
+
+        def set_terminated(self, run: str, status: str = "FINISHED") -> None:
+            told.append((run, status))
+
+    together = SimpleNamespace(**dict.fromkeys(("Metric", "Param", "RunTag"), lambda *fields: fields))
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mlflow.entities", together)
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=Client))
+    with pytest.raises(OSError, match="disk is full"):
+        MLflow("sqlite://", "tests").log(cell_of(finished))
+    assert told[-1] == ("7", "FAILED") and [t for t in told if t[0] == "7"] == told[-1:]
+    names = {name for what, name in told if what == "name"}
+    assert {"marginal_loglik/val", "train/loss/member1", "schedule.epochs", "folder"} <= names
+    assert not any("@" in name for name in names)
+
+
 @needs("mlflow")
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_keeps_one_run_a_cell_in_a_local_store(finished: Path, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
-
-    from bnn_runner.loggers.mlflow import MLflow
 
     cell, uri = cell_of(finished), f"sqlite:///{tmp_path / 'mlflow.db'}"
     for _ in range(2):
