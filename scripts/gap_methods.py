@@ -3,6 +3,7 @@
     python scripts/gap_methods.py                              everything
     python scripts/gap_methods.py --only laplace --only bbb    some methods (and HMC)
     python scripts/gap_methods.py seed=1                       further words go to bnn-run
+    python scripts/gap_methods.py --jobs 2                     two methods at once, on one thread each
 
 Every method has the network, the Gaussian prior and the noise of conf/experiment/gap_methods.yaml, so that HMC samples
 the posterior which the others approximate (dropout and ensembles have no posterior under that prior; they are
@@ -20,8 +21,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -264,15 +267,31 @@ def draw(
     style.save(figure, path)
 
 
+def run_at_once(jobs: int, cells: Sequence[Sequence[str]]) -> None:
+    """Run these, each on one thread, some at once: their cells are then finished, and read by who asks again."""
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawned, max_tasks_per_child=1) as pool:
+        for words, _ in zip(cells, pool.map(_run_quietly, cells), strict=True):
+            print(f"ran {' '.join(words)}", flush=True)
+
+
+def _run_quietly(words: Sequence[str]) -> None:
+    bnn_runner.run(words, quiet=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="further words for bnn-run")
     parser.add_argument("--only", action="append", choices=tuple(METHODS), help="methods to compare with HMC")
     parser.add_argument("--output", type=Path, default=Path("outputs/gap_methods"), help="folder of the cells")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--jobs", type=int, default=1, help="methods at once")
     arguments = parser.parse_intermixed_args()
     names = [n for n in METHODS if n == REFERENCE or not arguments.only or n in arguments.only]
     common = ["experiment=gap_methods", *arguments.words, f"output_dir={arguments.output.absolute()}"]
+    if arguments.jobs > 1:
+        common += ["threads=1"]
+        run_at_once(arguments.jobs, [[*common, f"method={name}", *METHODS[name]] for name in names])
     runs, places, mixtures, rows = {}, None, {}, []
     for name in names:
         print(f"{name} ...", flush=True)

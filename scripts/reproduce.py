@@ -82,13 +82,10 @@ def call(words: Sequence[str], jobs: int = 1) -> int:
 
 def make(preset: Preset, size: str, words: Sequence[str], output: Path, results: Path, runs: bool, jobs: int) -> int:
     """Run a preset (unless only its table is wanted) and write its table and figures; the exit code."""
-    start = time.perf_counter()
     folder = output / (preset.name if size == "small" else f"{preset.name}_{size}")
     if preset.script:
-        line = preset.script.format(results=results, output=folder)
-        code = call([sys.executable, str(HERE / line.split()[0]), *shlex.split(line)[1:], *words])
-        print(f"{preset.name}: {time.perf_counter() - start:.0f} s")
-        return code
+        line = preset.script.format(results=results, output=folder, jobs=jobs)
+        return call([sys.executable, str(HERE / line.split()[0]), *shlex.split(line)[1:], *words])
     code = 0
     places = [f"output_dir={folder}", f"cache_dir={output / 'cache'}"]
     for line in preset.run if runs else ():
@@ -110,8 +107,8 @@ def make(preset: Preset, size: str, words: Sequence[str], output: Path, results:
             results.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, results / path.name)
     if preset.after:
-        program, *rest = preset.after.split()
-        ended = call([sys.executable, "-m", f"bnn_runner.cli.{program}", *rest, "--output-dir", str(folder)])
+        tool, *rest = preset.after.split()
+        ended = call([sys.executable, "-m", f"bnn_runner.cli.{tool}", *rest, "--output-dir", str(folder)])
         newest = max(cells, key=lambda c: (c.path / "DONE").stat().st_mtime)
         for path in newest.path.glob(preset.keep) if ended == 0 else ():
             shutil.copy(path, results / f"{name}_{path.name}")
@@ -260,7 +257,9 @@ def main() -> int:
         return 0
     code = 0
     output = arguments.output.absolute()
+    begun = time.perf_counter()
     for preset in (found[name] for name in chosen):
+        start = time.perf_counter()
         results = output / "checked" if arguments.check else arguments.results.absolute()
         code = max(code, make(preset, arguments.size, words, output, results, arguments.run, arguments.jobs))
         if arguments.check and preset.check:
@@ -269,6 +268,8 @@ def main() -> int:
             )
             print("\n".join([f"{preset.name}: {len(problems)} values differ from the kept table", *problems]))
             code = max(code, int(bool(problems)))
+        print(f"{preset.name}: {(time.perf_counter() - start) / 60:.1f} min", flush=True)
+    print(f"{len(chosen)} presets: {(time.perf_counter() - begun) / 60:.1f} min")
     return code
 
 
