@@ -20,13 +20,12 @@ from bnn_runner.linearised.blocks import (
     DiagonalBlock,
     FullBlock,
     KroneckerBlock,
-    few_at_once,
-    one_position,
 )
 from bnn_runner.linearised.factors import Factored, TensorJacobian
 from bnn_runner.linearised.groups import Group, each_layer, each_tensor, with_joint_biases
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
 from bnn_runner.linearised.patches import Patches
+from bnn_runner.linearised.weighted_gram import few_at_once, one_position
 from bnn_runner.memory import budget
 
 Pass = Callable[[], Iterator[BatchJacobians]]

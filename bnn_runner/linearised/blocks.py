@@ -6,16 +6,17 @@ O(P), and with a precision λ it is a Gaussian N(0, (H_g + λI)⁻¹).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bnn_runner.linearised.factors import FLOATS_CACHED, Factored, TensorJacobian
+from bnn_runner.linearised.factors import Factored, TensorJacobian
 from bnn_runner.linearised.groups import Group
 from bnn_runner.linearised.jacobians import BatchJacobians
+from bnn_runner.linearised.weighted_gram import few_at_once, outer, weighted_gram
 from bnn_runner.streams import generator
 
 Precision = float | Tensor
@@ -47,30 +48,6 @@ class Block(Protocol):
         ...
 
 
-def outer(half: Tensor) -> Tensor:
-    """[B, C, P] to [B, C, C], a product over P at each point."""
-    return half @ half.mT
-
-
-def few_at_once(jacobian: Factored) -> Iterator[Factored]:
-    """The Jacobian a few points at a time, so that the dense form of each piece stays small."""
-    points = max(1, FLOATS_CACHED // (jacobian.size * jacobian.grads.shape[1]))
-    for a, g in zip(jacobian.inputs.split(points), jacobian.grads.split(points), strict=True):
-        yield Factored(a, g)
-
-
-def one_position(jacobian: TensorJacobian) -> tuple[Tensor, Tensor] | None:
-    """Inputs [B, d] and derivatives [B, C, o] of a factored Jacobian with T = 1; None for any other."""
-    if isinstance(jacobian, Factored) and jacobian.read.shape[-1] == 1:
-        return jacobian.inputs[..., 0], jacobian.grads[..., 0]
-    return None
-
-
-def _weighted(grads: Tensor, weight: Tensor) -> Tensor:
-    """Σ_o g_co g_ko w_o at each point: grads [B, C, o], weight [B, o] to [B, C, C]."""
-    return (grads * weight.unsqueeze(1)) @ grads.mT
-
-
 @dataclass(frozen=True)
 class DiagonalBlock:
     """H_g = diag(h)."""
@@ -92,12 +69,9 @@ class DiagonalBlock:
         return dense * (self.diagonal + precision).rsqrt().to(dense)
 
     def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
-        if (pair := one_position(jacobian)) is not None:
-            a, g = pair
-            variance = (self.diagonal + precision).reciprocal().to(a).reshape(g.shape[-1], -1)
-            return _weighted(g, a.square() @ variance.T)
         if isinstance(jacobian, Factored):
-            return torch.cat([outer(self.half(piece, precision)) for piece in few_at_once(jacobian)])
+            scale = (self.diagonal + precision).rsqrt().to(jacobian.grads)
+            return weighted_gram(jacobian, scale.reshape(jacobian.grads.shape[2], -1))
         return outer(self.half(jacobian, precision))
 
 
@@ -125,13 +99,19 @@ class KroneckerBlock:
 
     def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         assert isinstance(jacobian, Factored), "a Kronecker block belongs to a weight matrix"
-        b, c, o, t = jacobian.grads.shape
-        if t < len(self.vectors_a):
+        b, c, o, _ = jacobian.grads.shape
+        if self._rotates_first(jacobian):
             dense = self.rotated(jacobian).dense().reshape(b * c, o, -1)
-        else:  # fewer numbers in the Jacobian than in the positions it sums over
+        else:
             plain = jacobian.dense().reshape(b * c, o, -1)
             dense = self.vectors_g.to(plain).T @ plain @ self.vectors_a.to(plain)
         return (dense * self._scale(precision).to(dense)).reshape(b, c, -1)
+
+    def _rotates_first(self, jacobian: Factored) -> bool:
+        """Whether inputs and derivatives are rotated at every position, or the Jacobian, where that is less work."""
+        c, o, t = jacobian.grads.shape[1:]
+        d = len(self.vectors_a)
+        return t * (d * d + c * o * o) <= c * o * d * (o + d)
 
     def rotated(self, jacobian: Factored) -> Factored:
         """The Jacobian in the block's basis."""
@@ -139,12 +119,9 @@ class KroneckerBlock:
         return Factored(self.vectors_a.to(a).T @ a, self.vectors_g.to(g).T @ g)
 
     def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
-        if one_position(jacobian) is not None:
-            assert isinstance(jacobian, Factored)
-            rotated = self.rotated(jacobian)
-            a, g = rotated.inputs[..., 0], rotated.grads[..., 0]
-            return _weighted(g, a.square() @ self._scale(precision).square().to(a).T)
         assert isinstance(jacobian, Factored), "a Kronecker block belongs to a weight matrix"
+        if self._rotates_first(jacobian):
+            return weighted_gram(self.rotated(jacobian), self._scale(precision).to(jacobian.grads))
         return torch.cat([outer(self.half(piece, precision)) for piece in few_at_once(jacobian)])
 
 

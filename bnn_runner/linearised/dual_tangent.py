@@ -15,9 +15,9 @@ from torch import Tensor
 
 from bnn_runner.base import Likelihood
 from bnn_runner.linearised.algebra import Repairs, cholesky, wide
-from bnn_runner.linearised.blocks import one_position
 from bnn_runner.linearised.factors import Dense, TensorJacobian
 from bnn_runner.linearised.jacobians import Jacobians
+from bnn_runner.linearised.weighted_gram import one_position
 from bnn_runner.memory import budget, halving
 from bnn_runner.tasks import Task
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bnn_runner.errors import RunFailed
-from bnn_runner.linearised import blocks, dual_tangent
+from bnn_runner.linearised import dual_tangent, weighted_gram
 from bnn_runner.linearised.algebra import Repairs, cholesky, eigh
 from bnn_runner.linearised.factors import Factored
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
@@ -178,7 +178,7 @@ def test_dense_jacobians_are_of_one_layer_and_a_few_points(structure: Any, monke
         raise AssertionError("the dense Jacobian of all weights")
 
     monkeypatch.setattr(BatchJacobians, "dense", refused)
-    monkeypatch.setattr(blocks, "FLOATS_CACHED", 2 * 3 * 36)
+    monkeypatch.setattr(weighted_gram, "FLOATS_CACHED", 2 * 3 * 36)
     posterior = Laplace(structure=structure).fit(task, [network], context())
     made.clear()  # of the check at the first points
     monkeypatch.setattr(Factored, "dense", dense)
