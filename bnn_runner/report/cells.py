@@ -146,7 +146,7 @@ def read_cell(folder: Path) -> Cell:
 def read_scores(path: Path) -> tuple[ScoreRow, ...]:
     """The rows of a metrics.csv. Raises OSError, csv.Error or ValueError where it is not one."""
     with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(file, strict=True, skipinitialspace=True)
         names = next(reader, [])
         absent = [c for c in _NEEDED_COLUMNS if c not in names]
         if absent:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bnn_runner.errors import UserError
-from bnn_runner.report.cells import ScoreRow, find_cells, read_cell
+from bnn_runner.report.cells import ScoreRow, find_cells, read_cell, read_scores
 from bnn_runner.report.tables import build
 
 
@@ -89,6 +89,13 @@ def test_empty_value_is_nan(nine_cells):
     nine_cells("map", 7, [{"metric": "rmse", "value": ""}], hash8="0000abcd")
     (cell,) = [c for c in find_cells(nine_cells.outputs) if c.seed == 7]
     assert math.isnan(cell.scores[0].value)
+
+
+def test_blanks_after_commas_are_no_part_of_a_word(tmp_path):
+    """As a person who edits the table may leave them. Planted bug: a score whose split is " test"."""
+    (tmp_path / "metrics.csv").write_text("metric, value, split, status\nrmse, 1.5, test, ok\n")
+    (score,) = read_scores(tmp_path / "metrics.csv")
+    assert score == ScoreRow("rmse", 1.5, score.standard_error, split="test", status="ok")
 
 
 def test_duplicate_is_refused_with_both_paths(write_cell):
