@@ -145,7 +145,8 @@ class Evidence:
     family=isotropic: one λ; layerwise: one a group of weights (tensor, or layer where blocks are
     layers); groupwise: one for each scale-invariant group and one for all others (Antorán et al.
     2022); parameter: one a weight, in closed form where the curvature is diagonal; g: the one λ of the
-    neural g-prior λ diag(H)/N. noise=evidence chooses one common factor of the regression noise
+    neural g-prior λ diag(H)/N. Several λ are searched from the best single one, so that they end no lower in the
+    evidence than it. noise=evidence chooses one common factor of the regression noise
     with them. A λ that runs to `low` or `high`, or a search that meets a value that is not finite,
     says so and keeps its start value.
     """
@@ -173,8 +174,9 @@ class Evidence:
         def objective(logs: Tensor) -> Tensor:
             return problem.evidence(logs.exp() if len(logs) == 1 else logs.exp()[ties])
 
+        begin = self._common(objective, initial, bounds) if len(initial) > 1 else initial
         while True:
-            found = maximise(objective, initial, free, *bounds, self.steps)
+            found = maximise(objective, torch.where(free, begin, initial), free, *bounds, self.steps)
             logs, gradient, iterations = found.point, found.gradient, found.iterations
             if not found.finite:
                 values = ", ".join(f"{v:.3g}" for v in sorted(set(initial.exp().tolist())))
@@ -199,6 +201,17 @@ class Evidence:
             )
         report = {"hyper_status": status, "hyper_iterations": iterations, "hyper_gradient": gradient}
         return Choice(logs.exp()[ties], report, tuple(notes))
+
+    def _common(self, objective: Callable[[Tensor], Tensor], initial: Tensor, bounds: tuple[float, float]) -> Tensor:
+        """Where a search for several λ begins: at the best single one [G], if that beats the start values."""
+        count = len(initial)
+        middle, free = initial.mean(0, keepdim=True), torch.ones(1, dtype=torch.bool)
+        found = maximise(objective, middle, free, *bounds, self.steps)
+        if not found.finite:
+            return initial
+        common = found.point.expand(count).clone()
+        with torch.no_grad():
+            return common if float(objective(common)) > float(objective(initial)) else initial
 
 
 @dataclass(frozen=True)

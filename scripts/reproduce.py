@@ -10,7 +10,9 @@
 A preset is an experiment of conf/experiment/, or a script that makes pictures; presets.yaml lists them. Runs go to
 --output, a folder for each preset, trained networks into a folder that all share. What is finished there is not run
 again, so that the same command, typed after a stop, goes on. Tables and figures go to --results: what bnn-report
-writes, what the size can and cannot show, and where the numbers come from.
+writes, what the size can and cannot show, and where the numbers come from. Several presets run two at a time on two
+cores (--jobs), the longest first; what each prints is in reproduce.log in its folder. One alone runs two jobs of its
+sweep at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,18 +44,20 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "outputs" / "results"
 MOST_ACROSS, PICTURE_INCHES = 3, 5.0
 """Of the pictures of runs that are put together in one."""
+_DRAWING = threading.Lock()
+"""Of matplotlib, which draws for one thread at a time."""
 
 
 @dataclass(frozen=True)
 class Preset:
     """One line of presets.yaml.
 
-    `item` is its number in the list of the talks' tables. `minutes` is the cost of each size on two CPU cores, or
-    what the paper's needs; --all leaves out what stands `apart`. `run` are command lines of bnn-run, `script` one of
-    a script beside this file. `report` are words for bnn-report, `pictures` the figure of the runs that is put
-    together for the first seed of each row. `after` is a line of a program that works on the newest run, `keep` what
-    it leaves there (a glob pattern), kept beside the table. `shows` says what the small size can and cannot show and
-    explains what is missed. `check` are columns of the kept table with the share by which another machine may differ.
+    `item` is its number in the list of the talks' tables. `minutes` is the cost of each size on one core, or what the
+    paper's needs. `run` are command lines of bnn-run, `script` one of a script beside this file. `report` are words
+    for bnn-report, `pictures` the figure of the runs that is put together for the first seed of each row. `after` is a
+    line of a program that works on the newest run, `keep` what it leaves there (a glob pattern), kept beside the
+    table. `shows` says what the small size can and cannot show and explains what is missed. `check` are columns of
+    the kept table with the share by which another machine may differ.
     """
 
     name: str
@@ -64,7 +70,6 @@ class Preset:
     pictures: str = ""
     after: str = ""
     keep: str = ""
-    apart: bool = False
     shows: str = ""
     check: Mapping[str, float] | None = None
 
@@ -74,26 +79,53 @@ def presets() -> dict[str, Preset]:
     return {entry["name"]: Preset(**entry) for entry in found}
 
 
-def call(words: Sequence[str], jobs: int = 1) -> int:
-    print("+ " + shlex.join(words), flush=True)
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))} if jobs > 1 else {}
-    return subprocess.run(words, check=False, env=os.environ | threads).returncode
+@dataclass(frozen=True)
+class Place:
+    """Where and how presets are made: folders, jobs and threads of each, whether to run, whether each has its log."""
+
+    output: Path
+    results: Path
+    size: str = "small"
+    words: Sequence[str] = ()
+    jobs: int = 1
+    threads: int | None = None
+    runs: bool = True
+    logged: bool = False
+
+    def folder(self, preset: Preset) -> Path:
+        return self.output / (preset.name if self.size == "small" else f"{preset.name}_{self.size}")
+
+    def call(self, words: Sequence[str], folder: Path, alone: bool = False) -> int:
+        """Run a program; its exit code. `alone`: one job, which may have all the cores that there are for us."""
+        threads = self.jobs * (self.threads or 1) if alone else self.threads
+        told = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        if not self.logged:
+            print("+ " + shlex.join(words), flush=True)
+            return subprocess.run(words, check=False, env=os.environ | told).returncode
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "reproduce.log").open("a", encoding="utf-8") as log:
+            log.write("+ " + shlex.join(words) + "\n")
+            log.flush()
+            return subprocess.run(words, check=False, env=os.environ | told, stdout=log, stderr=log).returncode
 
 
-def make(preset: Preset, size: str, words: Sequence[str], output: Path, results: Path, runs: bool, jobs: int) -> int:
+def make(preset: Preset, place: Place) -> int:
     """Run a preset (unless only its table is wanted) and write its table and figures; the exit code."""
-    folder = output / (preset.name if size == "small" else f"{preset.name}_{size}")
+    folder, results = place.folder(preset), place.results
     if preset.script:
-        line = preset.script.format(results=results, output=folder, jobs=jobs)
-        return call([sys.executable, str(HERE / line.split()[0]), *shlex.split(line)[1:], *words])
+        line = preset.script.format(results=results, output=folder, jobs=place.jobs)
+        words = [sys.executable, str(HERE / line.split()[0]), *shlex.split(line)[1:], *place.words]
+        return place.call(words, folder)
     code = 0
-    places = [f"output_dir={folder}", f"cache_dir={output / 'cache'}"]
-    for line in preset.run if runs else ():
-        chosen = [f"size={size}"] if size != "small" else []
-        if jobs > 1 and line.startswith("-m") and not any(w.startswith("hydra/launcher=") for w in words):
-            chosen += ["hydra/launcher=workers", f"hydra.launcher.n_jobs={jobs}"]
+    places = [f"output_dir={folder}", f"cache_dir={place.output / 'cache'}"]
+    for line in preset.run if place.runs else ():
+        chosen = [f"size={place.size}"] if place.size != "small" else []
+        sweep = line.startswith("-m")
+        if place.jobs > 1 and sweep and not any(w.startswith("hydra/launcher=") for w in place.words):
+            chosen += ["hydra/launcher=workers", f"hydra.launcher.n_jobs={place.jobs}"]
         program = [sys.executable, "-m", "bnn_runner.cli.main"]
-        code = max(code, call([*program, *line.split(), *chosen, *words, *places], jobs))
+        words = [*program, *line.split(), *chosen, *place.words, *places]
+        code = max(code, place.call(words, folder, alone=not sweep))
     cells = [c for c in find_cells(folder) if c.status == "done"] if folder.exists() else []
     experiments = sorted({c.choices["experiment"] for c in cells if "experiment" in c.choices})
     if not experiments:
@@ -101,30 +133,27 @@ def make(preset: Preset, size: str, words: Sequence[str], output: Path, results:
     name = folder.name
     named = f"experiment={','.join(experiments)}"
     reported = [named, "--output-dir", str(folder), "--name", name, *shlex.split(preset.report)]
-    code = max(code, call([sys.executable, "-m", "bnn_runner.cli.report", *reported]))
+    code = max(code, place.call([sys.executable, "-m", "bnn_runner.cli.report", *reported], folder))
     for path in (folder / "results").glob(f"{name}*"):
         if path.suffix in (".csv", ".png"):
             results.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, results / path.name)
     if preset.after:
         tool, *rest = preset.after.split()
-        ended = call([sys.executable, "-m", f"bnn_runner.cli.{tool}", *rest, "--output-dir", str(folder)])
+        words = [sys.executable, "-m", f"bnn_runner.cli.{tool}", *rest, "--output-dir", str(folder)]
+        ended = place.call(words, folder, alone=True)
         newest = max(cells, key=lambda c: (c.path / "DONE").stat().st_mtime)
         for path in newest.path.glob(preset.keep) if ended == 0 else ():
             shutil.copy(path, results / f"{name}_{path.name}")
         code = max(code, ended)
     if preset.pictures:
-        montage(cells, preset.pictures, results / f"{name}_pictures.png")
+        with _DRAWING:
+            montage(cells, preset.pictures, results / f"{name}_pictures.png")
     made = folder / "results" / f"{name}.md"
     if made.exists():
-        command = [
-            "python",
-            "scripts/reproduce.py",
-            preset.name,
-            *(["--size", size] if size != "small" else []),
-            *words,
-        ]
-        report = made.read_text(encoding="utf-8").replace(str(output), "outputs/reproduce")
+        sized = ["--size", place.size] if place.size != "small" else []
+        command = ["python", "scripts/reproduce.py", preset.name, *sized, *place.words]
+        report = made.read_text(encoding="utf-8").replace(str(place.output), "outputs/reproduce")
         if data := os.environ.get("BNN_DATA_DIR"):
             report = report.replace(data, "DATA")
         text = [f"# {preset.what}", "", report, preset.shows.strip(), ""]
@@ -221,14 +250,29 @@ def _number(row: Mapping[str, str], column: str) -> float:
         return math.nan
 
 
+def minutes(preset: Preset, size: str = "small") -> float:
+    """Of one core; infinite where it is told in words."""
+    value = preset.minutes[size]
+    return float(value) if isinstance(value, int | float) else math.inf
+
+
 def listing(found: Mapping[str, Preset]) -> str:
     lines = [f"{'preset':<24}{'item':<6}{'small':>9}   {'paper':<22}what"]
     for p in found.values():
         small, paper = (f"{v} min" if isinstance(v, int | float) else str(v) for v in p.minutes.values())
         lines.append(f"{p.name:<24}{p.item:<6}{small:>9}   {paper:<22}{p.what}")
-    total = sum(p.minutes["small"] for p in found.values() if not p.apart)
-    apart = ", ".join(p.name for p in found.values() if p.apart)
-    return "\n".join([*lines, f"--all, at the small size: {total} minutes on two CPU cores ({apart} only by name)"])
+    total = sum(minutes(p) for p in found.values())
+    told = f"Minutes are those of one core; --all at the small size: {total:.0f}, which two cores do in {total / 2:.0f}"
+    return "\n".join([*lines, told])
+
+
+def compared(preset: Preset, made: Path, kept: Path) -> int:
+    """Tell where a table made anew differs from the kept one; 1 if it does anywhere."""
+    if not preset.check:
+        return 0
+    problems = differences(preset.check, made / f"{preset.name}.csv", kept / f"{preset.name}.csv")
+    print("\n".join([f"{preset.name}: {len(problems)} values differ from the kept table", *problems]))
+    return int(bool(problems))
 
 
 def main() -> int:
@@ -240,7 +284,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("outputs/reproduce"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables and figures")
     parser.add_argument(
-        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="of a sweep at once, which share the processors"
+        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="at once, which share the processors"
     )
     parser.add_argument("--no-run", dest="run", action="store_false", help="only the tables, of the runs there are")
     parser.add_argument("--check", action="store_true", help="compare with the kept table; --results stays as it is")
@@ -250,25 +294,40 @@ def main() -> int:
     unknown = sorted(set(chosen) - set(found))
     if unknown:
         parser.error(f"no preset {', '.join(unknown)}. There are: {', '.join(found)}")
+    if arguments.jobs < 1:
+        parser.error(f"--jobs {arguments.jobs}: at least one job runs at a time")
     if arguments.all:
-        chosen = [p.name for p in found.values() if not p.apart]
+        chosen = sorted(found, key=lambda name: -minutes(found[name], arguments.size))
     if not chosen:
         print(listing(found))
         return 0
-    code = 0
-    output = arguments.output.absolute()
+    output, several = arguments.output.absolute(), len(chosen) > 1
+    place = Place(
+        output,
+        output / "checked" if arguments.check else arguments.results.absolute(),
+        arguments.size,
+        words,
+        1 if several else arguments.jobs,
+        max(1, (os.cpu_count() or 1) // arguments.jobs) if arguments.jobs > 1 else None,
+        arguments.run,
+        several,
+    )
     begun = time.perf_counter()
-    for preset in (found[name] for name in chosen):
+
+    def one(name: str) -> int:
         start = time.perf_counter()
-        results = output / "checked" if arguments.check else arguments.results.absolute()
-        code = max(code, make(preset, arguments.size, words, output, results, arguments.run, arguments.jobs))
-        if arguments.check and preset.check:
-            problems = differences(
-                preset.check, results / f"{preset.name}.csv", arguments.results / f"{preset.name}.csv"
-            )
-            print("\n".join([f"{preset.name}: {len(problems)} values differ from the kept table", *problems]))
-            code = max(code, int(bool(problems)))
-        print(f"{preset.name}: {(time.perf_counter() - start) / 60:.1f} min", flush=True)
+        code = make(found[name], place)
+        told = "" if code == 0 or not several else f", exit code {code}: see {place.folder(found[name])}/reproduce.log"
+        print(f"{name}: {(time.perf_counter() - start) / 60:.1f} min{told}", flush=True)
+        return max(code, compared(found[name], place.results, arguments.results) if arguments.check else 0)
+
+    with ThreadPoolExecutor(arguments.jobs if several else 1) as pool:
+        try:
+            code = max(pool.map(one, dict.fromkeys(chosen)))
+        except KeyboardInterrupt:
+            pool.shutdown(wait=True, cancel_futures=True)
+            print("stopped; the same command goes on from here", file=sys.stderr)
+            return 130
     print(f"{len(chosen)} presets: {(time.perf_counter() - begun) / 60:.1f} min")
     return code
 

@@ -21,6 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from bnn_runner.cell_status import set_status, status_of
+from bnn_runner.cli.allocator import keep_freed_memory
 from bnn_runner.cli.exits import tell_mistakes
 from bnn_runner.cli.handover import Handover, Member, read_outcomes, write_outcome
 from bnn_runner.cli.isolation import run_apart
@@ -181,6 +182,7 @@ def run_members(members: Sequence[Member], config_dir: Path | None, start: Path)
     def all_of_them(status: str, message: str, told: bool, **more: Any) -> list[Outcome]:
         return [d | {"status": status, "message": message, "told": told} | more for d in described]
 
+    keep_freed_memory()
     try:
         loader = Loader(config_dir, start)
         experiments = [loader.load(m.overrides) for m in members]

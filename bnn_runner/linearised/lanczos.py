@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
 
+from bnn_runner.krylov import lanczos
 from bnn_runner.linearised.algebra import wide
 from bnn_runner.linearised.rows import TrainingRows
 from bnn_runner.linearised.solvers import Whitened
@@ -62,32 +64,13 @@ class Spectrum:
         return self.rows.size * (weights * torch.log1p(nodes.clamp_min(0) / precision)).sum(1)
 
     def _tridiagonal(self, product: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Diagonal [Q, m] and off-diagonal [Q, m − 1] of the Lanczos process from each probe, float64.
-
-        Two vectors a probe are kept and none is orthogonalised again: eigenvalues may then come
-        twice, with their weight shared between them, which leaves the quadrature as it is.
-        """
+        """Diagonal [Q, m] and off-diagonal [Q, m − 1] of the Lanczos process from each probe, float64."""
         rows = self.rows
         with torch.no_grad():
-            v = torch.stack([self._signs(q) for q in range(self.probes)]).to(rows.device, rows.dtype)
-            v = v / rows.size**0.5
-            before, last = torch.zeros_like(v), torch.zeros(self.probes, 1).to(v)
-            scale = torch.zeros(self.probes, 1).to(v)
-            alphas, betas = [], []
-            for _ in range(min(self.steps, rows.size)):
-                w = product(v) - last * before
-                alpha = (w * v).sum(1, keepdim=True)
-                w = w - alpha * v
-                norm = w.norm(dim=1, keepdim=True)
-                scale = torch.maximum(scale, alpha.abs() + last)
-                # Below √eps of the matrix's scale it is rounding, and moves no weight: the probe's space is used up.
-                last = torch.where(norm > torch.finfo(v.dtype).eps ** 0.5 * scale, norm, torch.zeros_like(norm))
-                before, v = v, torch.where(last > 0, w / last, torch.zeros_like(w))
-                alphas.append(wide(alpha).cpu())
-                betas.append(wide(last).cpu())
-                if not bool((last > 0).any()):
-                    break
-        return torch.cat(alphas, 1), torch.cat(betas, 1)[:, :-1]
+            v = torch.stack([self._signs(q) for q in range(self.probes)]).to(rows.device, rows.dtype) / rows.size**0.5
+            terms = list(islice(lanczos(product, v), min(self.steps, rows.size)))
+        alphas, betas = zip(*terms, strict=True)
+        return wide(torch.cat(alphas, 1)).cpu(), wide(torch.cat(betas, 1)[:, :-1]).cpu()
 
     def _signs(self, probe: int) -> Tensor:
         drawn = torch.randint(0, 2, (self.rows.size,), generator=generator(self.seed, "probe", probe))

@@ -78,13 +78,14 @@ class ScaleMixture:
         wide = 1 / self.sigma1**2
         in_mu.add_(mu, alpha=weight * wide)
         in_sigma.add_(sigma, alpha=weight * wide).addcdiv_(sigma.new_ones(()), sigma, value=-weight)
-        gain = self._spike(torch.addcmul(mu, sigma, eps)).sub_(self._spike(mu)).div_(sigma)
+        # s(w) − s(μ) as one logarithm: what log1p would keep of numbers below 1e−7 is nothing beside the sum's noise.
+        gain = self._ratio(torch.addcmul(mu, sigma, eps)).add_(1).div_(self._ratio(mu).add_(1)).log_().div_(sigma)
         in_mu.addcmul_(gain, eps, value=-weight)
         in_sigma.add_(gain, alpha=weight).addcmul_(gain.mul_(eps), eps, value=-weight)
 
-    def _spike(self, w: Tensor) -> Tensor:
-        """s(w) = log(1 + r(w)), r the narrow part over the wide one."""
+    def _ratio(self, w: Tensor) -> Tensor:
+        """r(w), the narrow part over the wide one; s = log(1 + r)."""
         offset = math.log((1 - self.weight) / self.sigma2) - math.log(self.weight / self.sigma1)
         slope = 0.5 * (1 / self.sigma2**2 - 1 / self.sigma1**2)
         # Below e^−87 float32 has no normal numbers, and exp is ten to fifty times as slow; s is next to 0 there.
-        return w.square().mul_(-slope).add_(offset).clamp_min_(-87.0).exp_().log1p_()
+        return w.square().mul_(-slope).add_(offset).clamp_min_(-87.0).exp_()

@@ -417,6 +417,20 @@ def test_a_value_that_is_not_finite_on_the_way_is_stepped_around() -> None:
     torch.testing.assert_close(choice.precisions, torch.full((2,), 4.0, dtype=torch.float64), rtol=1e-4, atol=0)
 
 
+def test_several_precisions_are_searched_from_the_best_single_one() -> None:
+    """A narrow summit of 0 nats at the start values, and one of 20 where all are e⁴. Planted bug: a search from the
+    training prior, which ends below what one precision for all reaches."""
+
+    def evidence(p: torch.Tensor) -> torch.Tensor:
+        near = -50 * (p.log() - torch.tensor([-0.69, 0.69], dtype=torch.float64)).square().sum()
+        far = 20 - 2 * (p.log() - torch.tensor([4.0, 4.2], dtype=torch.float64)).square().sum()
+        return torch.logaddexp(near, far)
+
+    choice = Evidence(family="layerwise").choose(synthetic(evidence))
+    assert choice.report["hyper_status"] == "converged"
+    torch.testing.assert_close(choice.precisions.log(), torch.tensor([4.0, 4.2], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("rule", [Evidence(low=1e-3, high=1e3), FixedPoint(low=1e-3, high=1e3)])
 @pytest.mark.parametrize("upwards", [True, False])
 def test_a_search_that_runs_to_a_bound_says_so_and_keeps_its_start(rule: Any, upwards: bool) -> None:

@@ -173,7 +173,7 @@ def test_the_learning_rate_follows_the_curvature() -> None:
     network = make_network(MLP(hidden=()), task, noise=0.2)
     x = torch.cat([task.train.inputs, torch.ones(len(task.train), 1)], dim=1).double()
     exact = float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1]) / 0.2**2
-    assert sharpness(network, task, iterations=200) == pytest.approx(exact, rel=1e-5)
+    assert sharpness(network, task, steps=200, tolerance=0.0) == pytest.approx(exact, rel=1e-5)
     posterior = SWAG(epochs=3).fit(task, [network], context_of())
     assert posterior.report["lr"] == pytest.approx(1 / exact, rel=0.2)
 
