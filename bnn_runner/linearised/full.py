@@ -18,6 +18,7 @@ from bnn_runner.linearised.algebra import Repairs, add_gram, checked, cholesky, 
 from bnn_runner.linearised.blocks import outer
 from bnn_runner.linearised.groups import Group, each_tensor
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
+from bnn_runner.linearised.layer_pairs import PairSums, pieces_of
 from bnn_runner.memory import budget
 from bnn_runner.streams import generator
 
@@ -197,18 +198,27 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
     )
     dtype = jacobians.network.parameters[jacobians.names[0]].dtype
     if side(total, num_rows) == "primal":
-        total_gram: Tensor | None = None
-        for batch in batches:
-            rows = wide(batch.dense().flatten(0, 1))
-            total_gram = rows.new_zeros(total, total) if total_gram is None else total_gram
-            add_gram(total_gram, rows)
-        assert total_gram is not None
+        total_gram = _gram(batches, total)
         # The diagonal has a number that is not finite where its row or column has one.
         _check_columns(total_gram.diagonal().unsqueeze(0), sizes)
-        return FullCurvature(None, mirrored(total_gram), sizes, dtype, repairs)
+        return FullCurvature(None, total_gram, sizes, dtype, repairs)
     collected = torch.cat([wide(batch.dense().flatten(0, 1)) for batch in batches])
     _check_columns(collected, sizes)
     return FullCurvature(collected, None, sizes, dtype, repairs)
+
+
+def _gram(batches: Iterator[BatchJacobians], size: int) -> Tensor:
+    """H [P, P] of all batches, by pairs of layers where they have factors, else from the rows of the Jacobian."""
+    pairs, total = PairSums(), None
+    for batch in batches:
+        if (pieces := pieces_of(batch.tensors)) is not None:
+            pairs.add(pieces)
+            continue
+        rows = wide(batch.dense().flatten(0, 1))
+        total = rows.new_zeros(size, size) if total is None else total
+        add_gram(total, rows)
+    assert total is None or pairs.empty, "a tensor's form is the same in every batch"
+    return pairs.matrix() if total is None else mirrored(total)
 
 
 def _check_columns(columns: Tensor, sizes: dict[str, int]) -> None:
