@@ -59,10 +59,13 @@ def run(experiment: Experiment, console: Console | None = None) -> Outcome:
     return run_together([experiment], console)[0]
 
 
-def run_together(experiments: Sequence[Experiment], console: Console | None = None) -> list[Outcome]:
+def run_together(
+    experiments: Sequence[Experiment], console: Console | None = None, estimated: bool = True
+) -> list[Outcome]:
     """Run experiments that differ in seed or split only; what they have to train is trained together.
 
-    The outcome of each; what is raised is `run`'s. A time limit counts once for each of them.
+    The outcome of each; what is raised is `run`'s. A time limit counts once for each of them. Without a limit what the
+    run will take is only told; `estimated` false saves the seconds of finding it, for a job of a sweep.
     """
     console = console or Console()
     settings = experiments[0].settings
@@ -84,7 +87,8 @@ def run_together(experiments: Sequence[Experiment], console: Console | None = No
         for experiment in experiments:
             acquire(experiment.data, settings.data_path, console.say, stop)
         works = [_works(e, session) for e in experiments]
-        if not all(_finished(w, session) for some in works for w in some):
+        limited = budgets.limit_seconds(settings.time_limit, device) is not None
+        if (limited or estimated) and not all(_finished(w, session) for some in works for w in some):
             budget = _fit_to_time_limit([w for some in works for w in some], len(works), session)
             if budget.changes:
                 session = replace(session, budget=budget)

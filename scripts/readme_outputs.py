@@ -98,7 +98,7 @@ def preset_table() -> str:
     """What scripts/reproduce.py makes, with what it costs."""
     presets = yaml.safe_load((ROOT / "scripts" / "presets.yaml").read_text(encoding="utf-8"))
     rows = [f"| `{p['name']}` | {p['what']} | {p['minutes']['small']} | {p['minutes']['paper']} |" for p in presets]
-    return "\n".join(["| preset | | minutes, small | paper's size |", "|---|---|--:|---|", *rows])
+    return "\n".join(["| preset | | minutes of one core, small | paper's size |", "|---|---|--:|---|", *rows])
 
 
 def kept_table(name: str, *columns: str) -> str:

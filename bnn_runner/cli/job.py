@@ -165,13 +165,15 @@ def _mark(outcome: Outcome) -> None:
 
 
 def _run_into(result: Path, members: list[Member], config_dir: Path | None, start: Path) -> None:
-    outcomes = run_members(members, config_dir, start)
+    outcomes = run_members(members, config_dir, start, in_sweep=True)
     partial = result.with_suffix(".tmp")
     partial.write_text(json.dumps(outcomes), encoding="utf-8")
     partial.replace(result)
 
 
-def run_members(members: Sequence[Member], config_dir: Path | None, start: Path) -> list[Outcome]:
+def run_members(
+    members: Sequence[Member], config_dir: Path | None, start: Path, in_sweep: bool = False
+) -> list[Outcome]:
     """Compose, build and run the members' experiments together; the outcome of each.
 
     One that was interrupted is an outcome too. `broken` says that what ended one ended all of them,
@@ -188,7 +190,7 @@ def run_members(members: Sequence[Member], config_dir: Path | None, start: Path)
         experiments = [loader.load(m.overrides) for m in members]
         from bnn_runner import runner
 
-        ended = runner.run_together(experiments)
+        ended = runner.run_together(experiments, estimated=not in_sweep)
         return [
             d | {"status": o.status, "message": o.message or "", "told": False, "cells": [str(c) for c in o.cells]}
             for d, o in zip(described, ended, strict=True)

@@ -202,7 +202,7 @@ class StubRunner:
 def runner(monkeypatch: pytest.MonkeyPatch) -> StubRunner:
     stub = StubRunner()
     module = types.ModuleType("bnn_runner.runner")
-    module.run_together = lambda experiments: [stub.run(e) for e in experiments]  # type: ignore[attr-defined]
+    module.run_together = lambda experiments, **_: [stub.run(e) for e in experiments]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "bnn_runner.runner", module)
 
     def apart(members, ticket):

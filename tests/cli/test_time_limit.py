@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from bnn_runner import budget as budgets
+from bnn_runner import runner
 from bnn_runner.budget import Cost, limit_seconds, shorten
 from bnn_runner.cli.main import run
 from bnn_runner.config import load_experiment
@@ -110,6 +111,22 @@ def test_a_shortened_run_is_marked_and_found_again(
     # The command it printed is that cell.
     command = (cell / "command.txt").read_text().split()
     assert "schedule.epochs=3" in command and "time_limit=null" in command and "schedule.epochs=40" not in command
+
+
+def test_of_a_job_of_a_sweep_nothing_is_estimated_but_for_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted bugs: every one of 300 jobs timed for a line that nobody reads; a limit that a sweep's job overlooks."""
+    monkeypatch.chdir(tmp_path)
+    costs: list[Cost] = []
+    monkeypatch.setattr(budgets, "estimate", lambda *_: costs.pop())
+    words = ["method=map", "schedule.epochs=2", "figures=false", "metric=[marginal]"]
+    free, limited = (load_experiment([*words, f"time_limit={limit}"]) for limit in ("null", 1))
+    with pytest.raises(IndexError):
+        runner.run_together([limited], estimated=False)
+    with pytest.raises(IndexError):
+        runner.run_together([free])
+    assert runner.run_together([free], estimated=False)[0].status == "done"
 
 
 def test_a_long_fit_is_left_at_once_and_its_time_told_by_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
