@@ -11,8 +11,8 @@ Times are CPU times of one thread, all settings in turn in one process, against 
 them. The evidence of every row is measured alike at the end: exact GGN with Kronecker factors on all points, at the
 weights and precisions that the training ended with. The rows `map` have the precision of the data set's
 recommendation, and precisions chosen after training by MacKay's fixed point. A setting loses nothing where it gains,
-over the best that can be done after training, at least 95 % of what the dearest setting gains, and its test
-log-likelihood is no more than .01 nats below that one's.
+over the best that can be done after training, at least 95 % of what another one gains, and its test log-likelihood is
+no more than .01 nats below that one's. The other one is the dearest setting, and the default of hyper=online.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from bnn_runner.training_state import Lane, Recipe
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 PACES, BURN_IN = ((20, 1), (20, 2), (20, 3), (10, 1), (10, 3)), 3
 """Steps in log λ an epoch, and epochs between updates: an update has as many as the epochs before it."""
+PLACE_OF_DEFAULT = 12
+"""Of the default of hyper=online (each epoch, ggn, all points, 10 steps) among the settings."""
 CURVATURES: tuple[Kind, ...] = ("ggn", "mc_fisher")
 KEPT_SHARE, WORSE_NATS, AIM = 0.95, 0.01, 2.0
 
@@ -131,20 +133,25 @@ def table(seeds: Sequence[Sequence[Run]]) -> tuple[list[dict[str, Any]], str]:
                 "seeds": len(runs),
             }
         )
-    dearest = rows[2]
+    return rows, " ".join(cheapest(rows, rows[rank]) for rank in (2, 2 + PLACE_OF_DEFAULT))
+
+
+def cheapest(rows: Sequence[dict[str, Any]], reference: dict[str, Any]) -> str:
+    """The setting of the least time that loses nothing to the one of `reference`."""
+    after = rows[1]["evidence_nats"]
+    enough = after + KEPT_SHARE * (reference["evidence_nats"] - after)
     whole = [
         r
         for r in rows[2:]
-        if r["share_of_gain"] >= KEPT_SHARE and r["test_loglik"] >= dearest["test_loglik"] - WORSE_NATS
+        if r["evidence_nats"] >= enough and r["test_loglik"] >= reference["test_loglik"] - WORSE_NATS
     ]
     best = min(whole, key=lambda r: r["time_over_map"])
     aim = "within" if best["time_over_map"] <= AIM else "above"
-    said = (
-        f"Cheapest setting that loses nothing ({KEPT_SHARE:.0%} of the gain of '{dearest['setting']}' over precisions "
-        f"chosen after training): **{best['setting']}**, {best['time_over_map']:.2f} times MAP "
+    return (
+        f"Cheapest setting that loses nothing to '{reference['setting']}' ({KEPT_SHARE:.0%} of its gain over "
+        f"precisions chosen after training): **{best['setting']}**, {best['time_over_map']:.2f} times MAP "
         f"({aim} the aim of {AIM:g})."
     )
-    return rows, said
 
 
 def shown(rows: Sequence[dict[str, Any]], said: str) -> str:
