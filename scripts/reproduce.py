@@ -24,6 +24,7 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -44,6 +45,8 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "outputs" / "results"
 MOST_ACROSS, PICTURE_INCHES = 3, 5.0
 """Of the pictures of runs that are put together in one."""
+STOPPED = {130, 143, -signal.SIGINT, -signal.SIGTERM}
+"""Exit codes of a program that was asked to stop: no table is made of half a sweep."""
 _DRAWING = threading.Lock()
 """Of matplotlib, which draws for one thread at a time."""
 
@@ -125,7 +128,10 @@ def make(preset: Preset, place: Place) -> int:
             chosen += ["hydra/launcher=workers", f"hydra.launcher.n_jobs={place.jobs}"]
         program = [sys.executable, "-m", "bnn_runner.cli.main"]
         words = [*program, *line.split(), *chosen, *place.words, *places]
-        code = max(code, place.call(words, folder, alone=not sweep))
+        ended = place.call(words, folder, alone=not sweep)
+        if ended in STOPPED:
+            return ended
+        code = max(code, ended)
     cells = [c for c in find_cells(folder) if c.status == "done"] if folder.exists() else []
     experiments = sorted({c.choices["experiment"] for c in cells if "experiment" in c.choices})
     if not experiments:
@@ -318,6 +324,7 @@ def main() -> int:
         start = time.perf_counter()
         code = make(found[name], place)
         told = "" if code == 0 or not several else f", exit code {code}: see {place.folder(found[name])}/reproduce.log"
+        told = ", stopped" if code in STOPPED else told
         print(f"{name}: {(time.perf_counter() - start) / 60:.1f} min{told}", flush=True)
         return max(code, compared(found[name], place.results, arguments.results) if arguments.check else 0)
 
@@ -325,6 +332,7 @@ def main() -> int:
         try:
             code = max(pool.map(one, dict.fromkeys(chosen)))
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the programs were told, too, and are waited for
             pool.shutdown(wait=True, cancel_futures=True)
             print("stopped; the same command goes on from here", file=sys.stderr)
             return 130
