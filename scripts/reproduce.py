@@ -276,7 +276,11 @@ def compared(preset: Preset, made: Path, kept: Path) -> int:
     """Tell where a table made anew differs from the kept one; 1 if it does anywhere."""
     if not preset.check:
         return 0
-    problems = differences(preset.check, made / f"{preset.name}.csv", kept / f"{preset.name}.csv")
+    new, old = (folder / f"{preset.name}.csv" for folder in (made, kept))
+    if missing := [path for path in (new, old) if not path.exists()]:
+        print(f"{preset.name}: nothing to compare, there is no {missing[0]}")
+        return 1
+    problems = differences(preset.check, new, old)
     print("\n".join([f"{preset.name}: {len(problems)} values differ from the kept table", *problems]))
     return int(bool(problems))
 
