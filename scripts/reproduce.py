@@ -45,7 +45,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "outputs" / "results"
 MOST_ACROSS, PICTURE_INCHES = 3, 5.0
 """Of the pictures of runs that are put together in one."""
-STOPPED = {130, 143, -signal.SIGINT, -signal.SIGTERM}
+STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM}
 """Exit codes of a program that was asked to stop: no table is made of half a sweep."""
 _DRAWING = threading.Lock()
 """Of matplotlib, which draws for one thread at a time."""
@@ -104,12 +104,17 @@ class Place:
         told = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         if not self.logged:
             print("+ " + shlex.join(words), flush=True)
-            return subprocess.run(words, check=False, env=os.environ | told).returncode
+            return exit_code(subprocess.run(words, check=False, env=os.environ | told))
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "reproduce.log").open("a", encoding="utf-8") as log:
             log.write("+ " + shlex.join(words) + "\n")
             log.flush()
-            return subprocess.run(words, check=False, env=os.environ | told, stdout=log, stderr=log).returncode
+            return exit_code(subprocess.run(words, check=False, env=os.environ | told, stdout=log, stderr=log))
+
+
+def exit_code(ended: subprocess.CompletedProcess[bytes]) -> int:
+    """As a shell tells it: 128 and the signal's number of a program that a signal ended."""
+    return ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
 
 
 def make(preset: Preset, place: Place) -> int:
@@ -293,9 +298,8 @@ def main() -> int:
     parser.add_argument("--size", choices=("small", "paper"), default="small")
     parser.add_argument("--output", type=Path, default=Path("outputs/reproduce"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables and figures")
-    parser.add_argument(
-        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="at once, which share the processors"
-    )
+    both = "presets at once, or of one preset its sweep's jobs; they share the processors"
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help=both)
     parser.add_argument("--no-run", dest="run", action="store_false", help="only the tables, of the runs there are")
     parser.add_argument("--check", action="store_true", help="compare with the kept table; --results stays as it is")
     arguments = parser.parse_intermixed_args()

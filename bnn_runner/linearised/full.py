@@ -18,7 +18,7 @@ from bnn_runner.linearised.algebra import Repairs, add_gram, checked, cholesky, 
 from bnn_runner.linearised.blocks import outer
 from bnn_runner.linearised.groups import Group, each_tensor
 from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
-from bnn_runner.linearised.layer_pairs import PairSums, pieces_of
+from bnn_runner.linearised.layer_pairs import PairSums, pays, pieces_of
 from bnn_runner.memory import budget
 from bnn_runner.streams import generator
 
@@ -208,11 +208,11 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
 
 
 def _gram(batches: Iterator[BatchJacobians], size: int) -> Tensor:
-    """H [P, P] of all batches, by pairs of layers where they have factors, else from the rows of the Jacobian."""
+    """H [P, P] of all batches, by pairs of layers where that is less work, else from the rows of the Jacobian."""
     pairs, total = PairSums(), None
     for batch in batches:
-        if (pieces := pieces_of(batch.tensors)) is not None:
-            pairs.add(pieces)
+        if pays(batch.tensors.values()):
+            pairs.add(pieces_of(batch.tensors))
             continue
         rows = wide(batch.dense().flatten(0, 1))
         total = rows.new_zeros(size, size) if total is None else total

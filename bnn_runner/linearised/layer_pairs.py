@@ -9,18 +9,15 @@ P_i P_j products a point where the rows of J take C P_i P_j. Letters: B points, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bnn_runner.linearised.algebra import wide
-from bnn_runner.linearised.factors import FLOATS_AT_ONCE, TensorJacobian
-from bnn_runner.linearised.weighted_gram import one_position
-
-MOST_DENSE = 1024
-"""Numbers of a tensor without factors (a bias, a norm's scale) up to which it joins as a layer with the input 1."""
+from bnn_runner.linearised.factors import FLOATS_AT_ONCE, Dense, TensorJacobian
+from bnn_runner.linearised.weighted_gram import FRESH, one_position
 
 
 @dataclass(frozen=True)
@@ -41,20 +38,30 @@ class Piece:
         return self.inputs.shape[1] * self.grads.shape[2]
 
 
-def pieces_of(tensors: Mapping[str, TensorJacobian]) -> list[Piece] | None:
-    """Every tensor's factors, float64; None where a large one has none, or one direction leaves nothing to save."""
+def pieces_of(tensors: Mapping[str, TensorJacobian]) -> list[Piece]:
+    """Every tensor's factors, float64. One without (a bias, a convolution) joins as a layer with the input 1."""
     made, first = [], 0
     for jacobian in tensors.values():
-        if (pair := one_position(jacobian)) is not None:
-            inputs, grads = pair
-        elif jacobian.size <= MOST_DENSE:
+        if (pair := one_position(jacobian)) is None:
             grads = jacobian.dense()
-            inputs = grads.new_ones(len(grads), 1)
-        else:
-            return None
-        made.append(Piece(first, wide(inputs), wide(grads)))
+            pair = grads.new_ones(len(grads), 1), grads
+        made.append(Piece(first, *map(wide, pair)))
         first += jacobian.size
-    return made if made[0].grads.shape[1] > 1 else None
+    return made
+
+
+def pays(jacobians: Iterable[TensorJacobian]) -> bool:
+    """Whether pairs of layers need less work than the rows of J, half of whose products symmetry saves.
+
+    At each point all pairs of outputs are summed over directions and put into fresh memory; the rest is P²/2 products.
+    """
+    outputs = size = directions = 0
+    for jacobian in jacobians:
+        factored = one_position(jacobian) is not None
+        grads = jacobian.values if isinstance(jacobian, Dense) else jacobian.grads
+        outputs += grads.shape[2] if factored else jacobian.size
+        size, directions = size + jacobian.size, grads.shape[1]
+    return outputs**2 * (directions + FRESH) < (directions - 1) * size**2
 
 
 class PairSums:
@@ -101,7 +108,7 @@ class PairSums:
                 if i == j:
                     rows, columns = torch.tril_indices(o, o, device=found.device)
                     found, block = found.reshape(-1, d, d), _block(total, left, left)
-                    block[rows, columns], block[columns, rows] = found, found.mT
+                    block[rows, columns] = block[columns, rows] = found  # a aᵀ is its own transpose
                 else:
                     found = found.reshape(o, p, d, e)
                     _block(total, left, right).copy_(found)

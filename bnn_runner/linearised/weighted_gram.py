@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bnn_runner.linearised.factors import FLOATS_AT_ONCE, FLOATS_CACHED, Factored, TensorJacobian
 
-_FRESH = 100
+FRESH = 100
 """Products that cost as much as putting a number into fresh memory and reading it again."""
 
 
@@ -36,7 +36,7 @@ def weighted_gram(jacobian: Factored, scale: Tensor) -> Tensor:
 def by_pairs(positions: int, outputs: int, inputs: int, directions: int) -> bool:
     """Whether pairs of positions need less work than the dense Jacobian."""
     t, o, d, c = positions, outputs, inputs, directions
-    return o * t * (0.625 * d * t + c * t + c * c) < c * o * d * (t + c + _FRESH)
+    return o * t * (0.625 * d * t + c * t + c * c) < c * o * d * (t + c + FRESH)
 
 
 def _of_pairs(a: Tensor, g: Tensor, weight: Tensor) -> Tensor:

@@ -6,8 +6,12 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from bnn_runner.cli import job
+from bnn_runner.cli.handover import Member
 
 PAGES = """
 import resource, torch
@@ -34,7 +38,15 @@ def pages(**environment: str) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc, whose allocator is told")
 def test_a_step_takes_the_memory_of_the_one_before() -> None:
-    """Planted bugs: thresholds swapped; one of the two left out; what the user set is overruled."""
+    """Planted bugs: one of the thresholds left out; what the user set is overruled."""
     asked = pages(MALLOC_TRIM_THRESHOLD_="131072")
     assert asked > 4 * 4_000_000 * 4 // 65536, "without it every page comes anew"
     assert pages() < asked / 4
+
+
+def test_a_job_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: the function that nobody calls."""
+    called = []
+    monkeypatch.setattr(job, "keep_freed_memory", lambda: called.append(1))
+    assert job.run_members([Member(0, ["data=none"])], None, Path.cwd())[0]["status"] == "mistake"
+    assert called == [1]

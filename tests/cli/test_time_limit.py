@@ -15,6 +15,8 @@ import torch
 from bnn_runner import budget as budgets
 from bnn_runner import runner
 from bnn_runner.budget import Cost, limit_seconds, shorten
+from bnn_runner.cli import job
+from bnn_runner.cli.handover import Member
 from bnn_runner.cli.main import run
 from bnn_runner.config import load_experiment
 from bnn_runner.likelihoods import NoiseRule
@@ -127,6 +129,20 @@ def test_of_a_job_of_a_sweep_nothing_is_estimated_but_for_a_limit(
     with pytest.raises(IndexError):
         runner.run_together([free])
     assert runner.run_together([free], estimated=False)[0].status == "done"
+
+
+def test_only_a_job_of_a_sweep_says_that_it_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: the way from the sweep to the run left out."""
+    told: list[bool] = []
+
+    def run_together(experiments: list[Any], estimated: bool = True) -> list[runner.Outcome]:
+        told.append(estimated)
+        return [runner.Outcome("done") for _ in experiments]
+
+    monkeypatch.setattr(runner, "run_together", run_together)
+    job.run_members([Member(0, ["method=map"])], None, tmp_path)
+    job._run_into(tmp_path / "result.json", [Member(0, ["method=map"])], None, tmp_path)
+    assert told == [True, False]
 
 
 def test_a_long_fit_is_left_at_once_and_its_time_told_by_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:

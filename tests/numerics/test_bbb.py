@@ -199,6 +199,16 @@ def test_a_narrow_spike_does_not_kick_the_means() -> None:
     assert float(in_mu.std()) < 0.05 * float(kicks.std())
 
 
+def test_a_posterior_inside_the_spike_gets_gradients_without_its_height() -> None:
+    """A hundredth as wide as a spike of s = 6.9 nats: there s(w) − s(μ) is −w²/2σ₂², below .001 for |ε| < 4, in float32
+    too. Planted bug: s(w) without s(μ), which is right on average, and thousands of times as loud."""
+    prior, sigma = ScaleMixture(0.75, 1.0, math.exp(-8)), 0.01 * math.exp(-8)
+    eps = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).clamp(-4, 4)
+    in_mu, widths = torch.zeros_like(eps), torch.full_like(eps, sigma)
+    prior.add_gradients(1.0, torch.zeros_like(eps), widths, eps, in_mu, torch.zeros_like(eps))
+    assert float(in_mu.abs().max()) < 0.001 * 4 / sigma
+
+
 def test_annealing_counts_the_kl_once_an_epoch() -> None:
     """Planted bug: Blundell's weights that sum to M or to 1/M."""
     _, network, _, _ = _linear()

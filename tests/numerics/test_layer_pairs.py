@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pytest
 import torch
 
+from bnn_runner.linearised import full
+from bnn_runner.linearised.algebra import Repairs
 from bnn_runner.linearised.factors import Dense, Factored, TensorJacobian
-from bnn_runner.linearised.layer_pairs import MOST_DENSE, PairSums, pieces_of
+from bnn_runner.linearised.jacobians import Jacobians
+from bnn_runner.linearised.layer_pairs import PairSums, pays, pieces_of
+from bnn_runner.linearised.output_curvature import OutputCurvature
+from bnn_runner.linearised.structures import Fit
+from bnn_runner.models.mlp import MLP
+from tests.numerics.small_problems import make_network, make_task
 
 
 def batch(points: int, seed: int, directions: int = 3) -> dict[str, TensorJacobian]:
@@ -31,9 +41,7 @@ def test_pairs_of_layers_give_the_matrix_of_the_rows() -> None:
     batches = [batch(6, 0), batch(6, 1), batch(1, 2)]
     sums = PairSums()
     for tensors in batches:
-        pieces = pieces_of(tensors)
-        assert pieces is not None
-        sums.add(pieces)
+        sums.add(pieces_of(tensors))
     rows = torch.cat([torch.cat([j.dense() for j in b.values()], -1).flatten(0, 1) for b in batches])
     torch.testing.assert_close(sums.matrix(), rows.T @ rows, rtol=1e-12, atol=1e-12)
     assert sums.empty, "the sums are given up"
@@ -52,15 +60,38 @@ def test_float32_factors_are_multiplied_in_float64() -> None:
     }
     found = []
     for tensors in (narrow, wide):
-        sums, pieces = PairSums(), pieces_of(tensors)
-        assert pieces is not None
-        sums.add(pieces)
+        sums = PairSums()
+        sums.add(pieces_of(tensors))
         found.append(sums.matrix())
     torch.testing.assert_close(found[0], found[1], rtol=1e-13, atol=1e-13)
 
 
 def test_where_rows_are_the_way() -> None:
-    """One direction, several positions, a large tensor without factors."""
-    assert pieces_of(batch(4, 0, directions=1)) is None
-    assert pieces_of({"conv.weight": Factored(torch.ones(2, 500, 7), torch.ones(2, 3, 4, 7))}) is None
-    assert pieces_of({"odd": Dense(torch.ones(2, 3, MOST_DENSE + 1))}) is None
+    """One direction; a convolution, whose pairs of numbers cost more than its rows. Planted bug: pairs of everything,
+    which took five times as long for a small convolutional network."""
+    assert not pays(batch(4, 0, directions=1).values())
+    linear, conv = (
+        Factored(torch.ones(2, 40, 1), torch.ones(2, 10, 10, 1)),
+        Factored(torch.ones(2, 72, 9), torch.ones(2, 10, 10, 9)),
+    )
+    assert pays([linear, Dense(torch.ones(2, 10, 10))])
+    assert not pays([linear, conv])
+
+
+def test_a_fit_takes_pairs_and_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six classes, 342 weights. Planted bugs: the route not taken; tensors in another order than the prior's."""
+    task = make_task("classification", (20,), 6, num_train=90)
+    jacobians = Jacobians(make_network(MLP(hidden=(12,)), task))
+    fit = Fit(task, jacobians, OutputCurvature(), "expand", False, Repairs(), lambda *_: None)
+    taken = []
+
+    def decide(tensors: Iterable[TensorJacobian]) -> bool:
+        taken.append(pays(tensors))
+        return taken[-1]
+
+    monkeypatch.setattr(full, "pays", decide)
+    by_pairs = fit("full").gram
+    assert taken and all(taken)
+    monkeypatch.setattr(full, "pays", lambda tensors: False)
+    by_rows = fit("full").gram
+    torch.testing.assert_close(by_pairs, by_rows, rtol=1e-10, atol=1e-12)
