@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-RECIPE = 5
+RECIPE = 6
 """Raised when the same configuration would train other weights or give other draws than before."""
 
 TRAINING = ("data", "model", "schedule", "augment", "prior", "likelihood", "precision", "threads", "seed")

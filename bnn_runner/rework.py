@@ -47,7 +47,14 @@ class Rework(Protocol):
         ...
 
     def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Tensor | None:
-        """What is added to N times the objective, in nats, [L], differentiable; None for nothing."""
+        """What is added to N times the objective, in nats, [L]; None for nothing.
+
+        Differentiable, but in the tensors that `decays` names.
+        """
+        ...
+
+    def decays(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Mapping[str, Tensor]:
+        """c [L] for every tensor w in which the penalty is ½ c |w|²: its gradient c w is added without autograd."""
         ...
 
 

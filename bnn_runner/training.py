@@ -241,7 +241,9 @@ class Group:
             objective = objective + penalty.sum() / self.num_points
         grads = torch.autograd.grad(objective, state.trained, allow_unused=True)
         with torch.no_grad():
-            state.optimizer.step(self._moved, [_laid_out(g, p) for g, p in zip(grads, self._moved, strict=True)], lr)
+            laid_out = [_laid_out(g, p) for g, p in zip(grads, self._moved, strict=True)]
+            self._add_decays(laid_out)
+            state.optimizer.step(self._moved, laid_out, lr)
         state.step += 1
         return nll.detach()
 
@@ -279,6 +281,15 @@ class Group:
         if self.strategy == "single":
             leaves = {n: p.unsqueeze(0) for n, p in self.module.named_parameters()}
         return self.recipe.rework.penalty(leaves, self._given_prior)
+
+    def _add_decays(self, grads: Sequence[Tensor]) -> None:
+        """The gradient of what in `_penalty` is quadratic, in place."""
+        if self.recipe.rework is None:
+            return
+        decays = self.recipe.rework.decays(self.state.parameters, self._given_prior)
+        for name, grad, moved in zip(self.state.parameters, grads, self._moved, strict=False):
+            if name in decays:
+                grad.addcmul_(moved, decays[name].reshape(-1, *[1] * (moved.dim() - 1)), value=1 / self.num_points)
 
     def _check_finite(self, nll: Tensor, step: int) -> None:
         if math.isfinite(nll.sum().item()):

@@ -65,11 +65,21 @@ class ConcreteNoise:
             if kind != LOGIT:
                 continue
             weight, p = parameters[f"{layer}.weight"], torch.sigmoid(logit)
-            energy = 0.5 * prior[f"{layer}.weight"] * weight.square().flatten(1).sum(1) * (1 + logit.exp())
+            rows = weight.detach().flatten(1)
+            squares = torch.stack([torch.dot(row, row) for row in rows])  # without a tensor of the weights' size
+            energy = 0.5 * prior[f"{layer}.weight"] * squares * (1 + logit.exp())
             # −H(p) = p log p + (1−p) log(1−p), with both logarithms from the logit
             negentropy = p * nn.functional.logsigmoid(logit) + (1 - p) * nn.functional.logsigmoid(-logit)
             total = total.to(energy) + energy + weight.shape[2] * negentropy
         return total
+
+    def decays(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> dict[str, Tensor]:
+        found = {}
+        for name, logit in parameters.items():
+            layer, _, kind = name.rpartition(".")
+            if kind == LOGIT:
+                found[f"{layer}.weight"] = prior[f"{layer}.weight"] * (1 + logit.exp())
+        return found
 
 
 @dataclass(frozen=True)

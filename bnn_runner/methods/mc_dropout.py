@@ -62,6 +62,9 @@ class DropoutNoise:
     def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> None:
         return None
 
+    def decays(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> dict[str, Tensor]:
+        return {}
+
 
 @dataclass(frozen=True)
 class MCDropout:

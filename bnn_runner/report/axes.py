@@ -10,7 +10,7 @@ from bnn_runner.report.cells import Cell
 from bnn_runner.report.columns import unknown
 from bnn_runner.report.fields import OWN, group_text, known_fields
 from bnn_runner.report.grid import Grid, Line
-from bnn_runner.report.grouping import ABSENT, Group
+from bnn_runner.report.grouping import ABSENT, Group, by_size
 from bnn_runner.report.numbers import Summary
 from bnn_runner.report.render import header
 from bnn_runner.report.tables import Row, Table, row_of
@@ -47,7 +47,7 @@ def by_axes(table: Table, rows: Sequence[str], columns: Sequence[str], summary: 
             row = places[left, ()]
             made.append(Line((*left, str(row.n)), tuple(row.entries.get(c) for c in table.columns), row.n))
         return (Grid("by " + ", ".join(rows), (*rows, "n"), len(rows), heads, tuple(made), "", summary),)
-    tops = sorted({top for _, top in places}, key=lambda top: tuple(_order(t) for t in top))
+    tops = sorted({top for _, top in places}, key=lambda top: tuple(by_size(t) for t in top))
     grids = []
     for column in table.columns:
         made = []
@@ -71,14 +71,6 @@ def _each_seed(rows: Sequence[Row]) -> list[Row]:
         for row in rows
         for seed, cell in row.group.done.items()
     ]
-
-
-def _order(text: str) -> tuple[int, float, str]:
-    """Numbers by size, then words."""
-    try:
-        return (0, float(text), text)
-    except ValueError:
-        return (1, 0.0, text)
 
 
 def differing(a: Group, b: Group) -> list[str]:

@@ -7,6 +7,7 @@ where such a field is what tells two shown rows apart, it becomes a column.
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from bnn_runner.keys import list_of
 from bnn_runner.report.cells import Cell
 
 ABSENT = "—"
+_NUMBER = re.compile(r"((?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|\d+)", re.IGNORECASE)
 
 
 @cache
@@ -44,6 +46,12 @@ def value_text(value: Any) -> str:
 def _number_text(value: float) -> str:
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
+
+
+def by_size(text: str) -> tuple[tuple[int, float, str], ...]:
+    """Orders settings as people count: numbers by size, inside of words and lists too ([20] before [100]), then words."""
+    pieces = (piece for piece in _NUMBER.split(text.replace("]", "")) if piece)
+    return tuple((0, float(p), "") if _NUMBER.fullmatch(p) else (1, 0.0, p) for p in pieces)
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,8 @@ def group_cells(cells: Sequence[Cell]) -> tuple[list[Group], list[Cell]]:
             loose.append(cell)
 
     def order(key: GroupKey) -> tuple[object, ...]:
-        return (key.data, key.model, key.method != "map", key.method, str(key.recipe), key.shortened, key.settings)
+        settings = tuple((field, by_size(text)) for field, text in key.settings)
+        return (key.data, key.model, key.method != "map", key.method, str(key.recipe), key.shortened, settings)
 
     groups = [
         Group(key, {seed: found[0] for seed, found in sorted(done[key].items())}, tuple(others[key]))

@@ -196,6 +196,42 @@ def test_the_penalty_of_learned_rates_and_their_masks() -> None:
     assert float((masks.var(0) / (0.3 / 0.7) - 1).abs().max()) < 0.05
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_step_under_learned_rates_follows_the_gradient_of_the_whole_objective(lanes: int) -> None:
+    """One step of SGD from the objective by autograd, its quadratic part too. Planted bugs: that part not divided by N;
+    the factor of another lane, or of another layer; a rate without the slope of the energy."""
+    task = make_task("classification", (3,), 3, num_train=12)
+    noise = ConcreteNoise(0.3, 0.1, "all")
+    schedule = Schedule("sgd", epochs=1, batch_size=12, lr=0.5, shape="constant", momentum=0.0)
+    r = replace(recipe(MLP(hidden=(6, 5)), noise, prior=Isotropic(40.0)), schedule=schedule)
+    group = Group(r, [Lane(task, seed) for seed in range(lanes)], CPU)
+    names = list(group.state.parameters)
+    for i in range(lanes):  # rates of their own
+        for k, name in enumerate(n for n in names if n.endswith("rate_logit")):
+            group.state.parameters[name].detach()[i] = -1.0 + 0.4 * k + 0.7 * i
+    before = [group.network(i).parameters for i in range(lanes)]
+    given = Isotropic(40.0).precisions(group.module)
+    with group.at_work():
+        group.advance()
+    buffers = group._noise.at(0, 12)  # type: ignore[union-attr]
+    for i in range(lanes):
+        w = {n: p.clone().requires_grad_() for n, p in before[i].items()}
+        order = group._epoch(0)[0][i]
+        x, y = task.train.gather(order)
+        outputs = torch.func.functional_call(group.module, w | {n: b[i] for n, b in buffers.items()}, (x,))
+        objective = nn.functional.cross_entropy(outputs, y)
+        for layer in ("hidden.0", "hidden.1", "out"):
+            p = torch.sigmoid(w[f"{layer}.rate_logit"])
+            weight = w[f"{layer}.weight"]
+            entropy = -(p * p.log() + (1 - p) * (1 - p).log())
+            penalty = 20.0 * weight.square().sum() / (1 - p) - weight.shape[1] * entropy
+            objective = objective + (penalty + given[f"{layer}.bias"] / 2 * w[f"{layer}.bias"].square().sum()) / 12
+        slopes = torch.autograd.grad(objective, list(w.values()))
+        after = group.network(i).parameters
+        for (n, old), slope in zip(before[i].items(), slopes, strict=True):
+            torch.testing.assert_close(after[n], old - 0.5 * slope, rtol=1e-10, atol=1e-12)
+
+
 def test_learned_rates_are_told_and_follow_prior_and_data() -> None:
     """Under vast noise and a weak prior the entropy alone rules, and rates grow to one half; a network that must fit
     data to a small noise lowers them. Planted bugs: the penalty's sign; the penalty not divided by N."""

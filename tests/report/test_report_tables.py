@@ -125,6 +125,15 @@ def test_differing_settings_are_rows_of_their_own(nine_cells):
     assert _row(table, "map", **{"prior.precision": "—"}).n == 3
 
 
+def test_rows_go_by_size_where_settings_are_numbers(write_cell):
+    """Planted bug: 100 before 25, and two layers of 20 before one."""
+    for i, (epochs, hidden) in enumerate([(100, [20]), (25, [100]), (5, [20, 20]), (25, [20])]):
+        write_cell("map", 0, hash8=f"0000000{i}", config={"schedule.epochs": epochs, "model.hidden": hidden})
+    table = _table(write_cell)
+    found = [(r.group.key.values["model.hidden"], r.group.key.values["schedule.epochs"]) for r in table.rows]
+    assert found == [("[20]", "25"), ("[20]", "100"), ("[20, 20]", "5"), ("[100]", "25")]
+
+
 def test_a_choice_stands_for_the_fields_it_sets(nine_cells):
     sgd = {"schedule.epochs": 7, "schedule.momentum": 0.9}
     nine_cells("map", 0, config=sgd, choices={"schedule": "sgd"}, hash8="9000abcd")
