@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from bnn_runner.metrics.mixture import log_weights, mean_score, not_available, total_entropy, variance_parts
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 
@@ -35,7 +37,8 @@ def _classes(evaluation: Evaluation, name: str, split: SplitEvaluation) -> list[
         reason = "a closed-form predictive has no draws to compare"
         return scores + [not_available(m, reason, split=name) for m in ("expected_entropy", "mutual_information")]
     expected = split.mean_entropy.double()
-    information = (total - expected).clamp(min=0)  # below zero by rounding only (Jensen)
+    alone = len(evaluation.log_weights) == 1
+    information = torch.zeros_like(total) if alone else (total - expected).clamp(min=0)  # below 0 by rounding (Jensen)
     return [
         *scores,
         mean_score("expected_entropy", expected, evaluation, split=name, unit="nats"),
