@@ -67,11 +67,23 @@ def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
 
     Where the device's solver fails or has no memory, the CPU's is tried, and counted. Rounding leaves small negative
     eigenvalues, which are set to zero; one below −1e-5 of the largest, more than float32 sums explain, is counted.
-    Raises `RunFailed` where the CPU's fails too.
+    Weights without curvature (rows of zeros: units that no point reaches) are eigenvectors themselves and not given to
+    the solver, which now and then fails among many of them. Raises `RunFailed` where the CPU's fails too.
     """
     matrix = checked(wide(matrix), name)  # the solver reads the lower triangle alone: rounding above it is of no matter
-    values, vectors = _on_device_or_cpu(matrix, name, "eigh", repairs)
-    if float(values[0]) < -1e-5 * max(float(values[-1]), 1e-300):
+    reached = matrix.diagonal() != 0
+    count = int(reached.sum())
+    if count == len(matrix):
+        values, vectors = _on_device_or_cpu(matrix, name, "eigh", repairs)
+    else:
+        places = torch.cat([(~reached).nonzero().flatten(), reached.nonzero().flatten()])
+        values, vectors = matrix.new_zeros(len(matrix)), torch.zeros_like(matrix)
+        vectors[places, torch.arange(len(matrix), device=matrix.device)] = 1.0
+        if count:
+            own = places[-count:]
+            values[-count:], inner = _on_device_or_cpu(matrix[own[:, None], own], name, "eigh", repairs)
+            vectors[own, -count:] = inner
+    if len(values) and float(values.min()) < -1e-5 * max(float(values[-1]), 1e-300):
         repairs["negative_eigenvalue"] += 1
     return values.clamp_min(0), vectors
 
@@ -89,10 +101,23 @@ def _on_device_or_cpu(matrix: Tensor, name: str, kind: Literal["eigh", "cholesky
     try:
         return tuple(t.to(matrix.device) for t in solve(matrix.cpu()))
     except torch.linalg.LinAlgError as error:
+        if kind == "eigh" and (found := _by_singular_values(matrix.cpu())) is not None:
+            repairs["eigh_by_svd"] += 1
+            return tuple(t.to(matrix.device) for t in found)
         raise RunFailed(
             f"the decomposition of {name} fails on the CPU too ({error}). Its entries may span too many orders of "
             "magnitude. Raise the prior precision, or take method.structure=diag."
         ) from error
+
+
+def _by_singular_values(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Eigenvalues (ascending) and eigenvectors of a positive semidefinite matrix by another solver; None: it fails too."""
+    lower = matrix.tril()
+    try:
+        vectors, values, _ = torch.linalg.svd(lower + lower.tril(-1).mT)
+    except torch.linalg.LinAlgError:
+        return None
+    return values.flip(0), vectors.flip(1)
 
 
 def cholesky(matrix: Tensor, name: str, repairs: Repairs) -> Tensor:

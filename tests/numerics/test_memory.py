@@ -229,11 +229,55 @@ def test_a_factorisation_that_fails_is_made_on_the_cpu(kind: str, monkeypatch: p
     assert calls == [torch.float64] * 2
 
 
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1.3, 1e9])  # at 1.3 LAPACK's solver fails on one processor of ours
+def test_rows_without_curvature_are_not_given_to_the_solver(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among many rows of zeros LAPACK's eigh now and then does not converge. Planted bugs: the solver sees them; their
+    eigenvectors left 0; the eigenvectors of the others in the wrong rows."""
+    root = torch.randn(16, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrix = torch.zeros(400, 400, dtype=torch.float64)
+    matrix[23::25, 23::25] = size * (root @ root.T)
+    seen, plain = [], torch.linalg.eigh
+
+    def watched(values: torch.Tensor) -> Any:
+        seen.append(values.shape)
+        return plain(values)
+
+    monkeypatch.setattr(torch.linalg, "eigh", watched)
+    repairs = Repairs()
+    values, vectors = eigh(matrix, "the test", repairs)
+    expected = torch.linalg.svdvals(root).square().sort().values * size
+    torch.testing.assert_close(values[-4:], expected, rtol=1e-12, atol=0)
+    largest = float(expected.max())
+    assert float(values[:-4].max()) < 1e-13 * largest
+    assert float(((vectors * values) @ vectors.T - matrix).abs().max()) < 1e-13 * largest
+    torch.testing.assert_close(vectors.T @ vectors, torch.eye(400, dtype=torch.float64))
+    assert seen == [(16, 16)] and not repairs
+    assert eigh(torch.zeros(3, 3), "the test", repairs)[1].equal(torch.eye(3, dtype=torch.float64))
+
+
+def test_a_solver_that_does_not_converge_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bugs: values left in descending order; the upper triangle, which holds no numbers here, read."""
+
+    def failing(values: torch.Tensor) -> Any:
+        raise torch.linalg.LinAlgError("did not converge")
+
+    root = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    lower = (root @ root.T).tril() + torch.full((6, 6), 7.0, dtype=torch.float64).triu(1)
+    expected = torch.linalg.eigvalsh(root @ root.T)
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    repairs = Repairs()
+    values, vectors = eigh(lower, "the test", repairs)
+    torch.testing.assert_close(values, expected, rtol=1e-10, atol=1e-12)
+    assert float(((vectors * values) @ vectors.T - root @ root.T).abs().max()) < 1e-12
+    assert repairs == {"eigh_on_cpu": 1, "eigh_by_svd": 1}
+
+
 def test_a_factorisation_that_fails_everywhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(values: torch.Tensor) -> Any:
         raise torch.linalg.LinAlgError("did not converge")
 
     monkeypatch.setattr(torch.linalg, "eigh", failing)
+    monkeypatch.setattr(torch.linalg, "svd", failing)
     with pytest.raises(RunFailed, match=r"hidden\.0\.weight fails on the CPU too"):
         eigh(torch.eye(3), "hidden.0.weight", Repairs())
 
