@@ -54,7 +54,7 @@ class Rework(Protocol):
         ...
 
     def decays(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Mapping[str, Tensor]:
-        """c [L] for every tensor w in which the penalty is ½ c |w|²: its gradient c w is added without autograd."""
+        """Factors c [L] of the tensors w in which the penalty is ½ c |w|²: its gradient c w comes without autograd."""
         ...
 
 

@@ -111,7 +111,7 @@ def _on_device_or_cpu(matrix: Tensor, name: str, kind: Literal["eigh", "cholesky
 
 
 def _by_singular_values(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Eigenvalues (ascending) and eigenvectors of a positive semidefinite matrix by another solver; None: it fails too."""
+    """Ascending eigenvalues and eigenvectors of a positive semidefinite matrix by another solver, None if it fails."""
     lower = matrix.tril()
     try:
         vectors, values, _ = torch.linalg.svd(lower + lower.tril(-1).mT)

@@ -49,7 +49,7 @@ def _number_text(value: float) -> str:
 
 
 def by_size(text: str) -> tuple[tuple[int, float, str], ...]:
-    """Orders settings as people count: numbers by size, inside of words and lists too ([20] before [100]), then words."""
+    """Orders settings as people count: numbers by size, in words and lists too ([20] before [100]), then words."""
     pieces = (piece for piece in _NUMBER.split(text.replace("]", "")) if piece)
     return tuple((0, float(p), "") if _NUMBER.fullmatch(p) else (1, 0.0, p) for p in pieces)
 
