@@ -60,6 +60,21 @@ def test_evidence_over_other_weights_or_data_is_ranked_apart(four_models):
     assert [r.ranks for r in tied.rows] == [(1.5, 1.5), (1.5, 1.5)] and tied.correlation != tied.correlation
 
 
+def test_a_row_is_named_by_what_it_has(laplace_cell):
+    """Planted bug: a setting that only another model has, as `channels=—`."""
+    for place, (settings, epochs) in enumerate([({"model.channels": 8}, 5), ({"model.channels": 16}, 5), ({}, 7)]):
+        more = {"hash8": f"0000000{place}", "config": settings | {"schedule.epochs": epochs}}
+        laplace_cell("cnn" if settings else "mlp", 0, -10.0 - place, -1.0, **more)
+    laplace_cell("mlp", 0, -14.0, -1.0, hash8="00000004", config={"schedule.epochs": 9})
+    (found,) = rankings(build(find_cells(laplace_cell.outputs)))
+    assert [r.name for r in found.rows] == [
+        "cnn laplace channels=8 epochs=5",
+        "cnn laplace channels=16 epochs=5",
+        "mlp laplace epochs=7",
+        "mlp laplace epochs=9",
+    ]
+
+
 def test_one_command_writes_table_and_figure(four_models, is_picture, capsys, write_cell):
     write_cell("map", 0, [{"metric": "marginal_loglik", "value": -0.9, "better": "higher"}], model="a")
     assert main(["--output-dir", str(four_models.outputs), "--evidence", "--name", "architectures"]) == 0
