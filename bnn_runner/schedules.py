@@ -39,7 +39,8 @@ class Schedule:
             problems.append(f"schedule.batch_size={self.batch_size} holds no point. It must be 1 or more.")
         if not 0 < self.lr < math.inf:
             problems.append(f"schedule.lr={self.lr} is not a learning rate. It must be above 0 and finite.")
-        if not 0 <= self.warmup_epochs <= self.epochs:
+        most = self.epochs if self.epochs >= 1 else math.inf  # epochs that cannot be are told once
+        if not 0 <= self.warmup_epochs <= most:
             problems.append(
                 f"schedule.warmup_epochs={self.warmup_epochs} must lie between 0 and schedule.epochs={self.epochs}."
             )
