@@ -76,12 +76,13 @@ def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
     if count == len(matrix):
         values, vectors = _on_device_or_cpu(matrix, name, "eigh", repairs)
     else:
-        places = torch.cat([(~reached).nonzero().flatten(), reached.nonzero().flatten()])
-        values, vectors = matrix.new_zeros(len(matrix)), torch.zeros_like(matrix)
-        vectors[places, torch.arange(len(matrix), device=matrix.device)] = 1.0
+        own, idle = reached.nonzero().flatten(), (~reached).nonzero().flatten()
+        values = matrix.new_zeros(len(matrix))
         if count:
-            own = places[-count:]
             values[-count:], inner = _on_device_or_cpu(matrix[own[:, None], own], name, "eigh", repairs)
+        vectors = torch.zeros_like(matrix)
+        vectors[idle, torch.arange(len(idle), device=matrix.device)] = 1.0
+        if count:
             vectors[own, -count:] = inner
     if len(values) and float(values.min()) < -1e-5 * max(float(values[-1]), 1e-300):
         repairs["negative_eigenvalue"] += 1
