@@ -82,6 +82,11 @@ class ConcreteNoise:
         return found
 
 
+def _told(rates: Mapping[str, float]) -> str:
+    """Rates however small: `hidden.0 0.0001, out 4e-06`."""
+    return ", ".join(f"{name} {p:.3g}" for name, p in rates.items())
+
+
 @dataclass(frozen=True)
 class ConcreteDropout:
     """Dropout with learned rates; draws use the relaxed masks of training, one for the whole test set.
@@ -123,8 +128,11 @@ class ConcreteDropout:
         for name in names:
             treatment[f"{name}.weight"] = "times a relaxed mask of its inputs at a learned rate"
             treatment[f"{name}.{LOGIT}"] = "learned rate (point estimate)"
-        told = ", ".join(f"{name} {p:.3f}" for name, p in rates.items())
-        report: dict[str, Any] = {"rates": rates, "notes": [f"learned dropout rates: {told}"]}
+        report: dict[str, Any] = {"rates": rates, "notes": [f"learned dropout rates: {_told(rates)}"]}
         posterior = NoisePosterior(network, self.rework, report, treatment)
-        check_spread(posterior, task.train, "Raise method.initial_rate or train longer (schedule.epochs).")
+        advice = (
+            f"The rates that were learned are {_told(rates)}: fitting the data has left no noise. Train for fewer "
+            "epochs (schedule.epochs), or take method=mc_dropout, whose rate is set."
+        )
+        check_spread(posterior, task.train, advice)
         return posterior

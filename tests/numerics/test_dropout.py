@@ -245,8 +245,18 @@ def test_learned_rates_are_told_and_follow_prior_and_data() -> None:
         network = Group(strong, [Lane(task.to(CPU, torch.float32), 1)], CPU).train(None, lambda *_: None)[0]
         posterior = ConcreteDropout(0.2).fit(task.to(CPU, torch.float32), [network], context())
         rates[name] = posterior.report["rates"]
-        assert f"out {rates[name]['out']:.3f}" in posterior.report["notes"][0]
+        assert f"out {rates[name]['out']:.3g}" in posterior.report["notes"][0]
     assert max(rates["data"].values()) < 0.2 < 0.45 < min(rates["entropy"].values())
+
+
+def test_learned_rates_that_leave_no_noise_are_told() -> None:
+    """Planted bug: the advice to train longer, which lowers them further."""
+    task = make_task("regression", (3,), 1)
+    noise = ConcreteDropout().rework
+    network = make_network(MLP(hidden=(4,)), task, rework=noise)
+    still = {n: torch.full_like(p, -40.0) if n.endswith("rate_logit") else p for n, p in network.parameters.items()}
+    with pytest.raises(RunFailed, match=r"learned are hidden\.0 4\.25e-18, out 4\.25e-18: .* fewer epochs"):
+        ConcreteDropout().fit(task, [replace(network, parameters=still)], context())
 
 
 def test_what_cannot_be_a_posterior_is_refused() -> None:
