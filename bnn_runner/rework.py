@@ -49,7 +49,7 @@ class Rework(Protocol):
     def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Tensor | None:
         """What is added to N times the objective, in nats, [L]; None for nothing.
 
-        Differentiable, but in the tensors that `decays` names.
+        Differentiable in every tensor except those that `decays` names.
         """
         ...
 

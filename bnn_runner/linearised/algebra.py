@@ -84,7 +84,7 @@ def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
         vectors[idle, torch.arange(len(idle), device=matrix.device)] = 1.0
         if count:
             vectors[own, -count:] = inner
-    if len(values) and float(values.min()) < -1e-5 * max(float(values[-1]), 1e-300):
+    if len(values) and float(values.min()) < -1e-5 * max(float(values.max()), 1e-300):
         repairs["negative_eigenvalue"] += 1
     return values.clamp_min(0), vectors
 
@@ -112,13 +112,18 @@ def _on_device_or_cpu(matrix: Tensor, name: str, kind: Literal["eigh", "cholesky
 
 
 def _by_singular_values(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Ascending eigenvalues and eigenvectors of a positive semidefinite matrix by another solver, None if it fails."""
+    """Ascending eigenvalues and eigenvectors of a symmetric matrix by another solver, None if it fails.
+
+    A singular value is the eigenvalue but for its sign, by which left and right vectors differ (a positive and a
+    negative eigenvalue of one size apart, which no curvature has).
+    """
     lower = matrix.tril()
     try:
-        vectors, values, _ = torch.linalg.svd(lower + lower.tril(-1).mT)
+        left, sizes, right = torch.linalg.svd(lower + lower.tril(-1).mT)
     except torch.linalg.LinAlgError:
         return None
-    return values.flip(0), vectors.flip(1)
+    values, order = (sizes * (left * right.mT).sum(0).sign()).sort()
+    return values, left[:, order]
 
 
 def cholesky(matrix: Tensor, name: str, repairs: Repairs) -> Tensor:

@@ -259,6 +259,17 @@ def test_learned_rates_that_leave_no_noise_are_told() -> None:
         ConcreteDropout().fit(task, [replace(network, parameters=still)], context())
 
 
+def test_rates_that_few_draws_show_are_a_posterior() -> None:
+    """Planted bug: sixteen draws looked at, among which none differs at a rate of one in two thousand: a run that
+    learned one was called the same function everywhere."""
+    task = make_task("regression", (3,), 1)
+    method = MCDropout(rate=5e-4)
+    posterior = method.fit(task, [make_network(MLP(hidden=(4,)), task, rework=method.rework)], context())
+    outputs = posterior.draws(1024, 0)(task.train.gather(torch.arange(4))[0])
+    changed = int((outputs != outputs[:1]).any(-1).any(-1).sum())
+    assert not bool((outputs[:16] != outputs[:1]).any()) and 0 < changed < 30
+
+
 def test_what_cannot_be_a_posterior_is_refused() -> None:
     """Planted bugs: rate 0 taken for dropout; a network without a place for noise; masks that never drop anything."""
     for rate in (0.0, 1.0, -0.1, (0.0, 0.0)):

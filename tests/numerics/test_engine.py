@@ -119,6 +119,24 @@ def test_a_compilation_that_fails_is_told_and_changes_nothing(tmp_path: Any, mon
         assert len(notes) == len(told) and all(t in n for t, n in zip(told, notes, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"epochs": -3}, ["epochs=-3 trains nothing"]),
+        ({"epochs": 0, "warmup_epochs": -1}, ["epochs=0 trains nothing", "warmup_epochs=-1"]),
+        ({"epochs": 3, "warmup_epochs": 5}, ["warmup_epochs=5 must lie between 0 and schedule.epochs=3"]),
+        ({"epochs": 3, "warmup_epochs": float("nan")}, ["warmup_epochs=nan"]),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_told_once(values: dict[str, float], told: list[str]) -> None:
+    """Planted bugs: a second mistake made of the first; no number taken for a warm-up."""
+    with pytest.raises(UserError) as caught:
+        Schedule(**values)  # type: ignore[arg-type]
+    assert len(caught.value.problems) == len(told)
+    assert all(words in problem for words, problem in zip(told, caught.value.problems, strict=True))
+    assert Schedule(epochs=3, warmup_epochs=3).warmup_epochs == 3
+
+
 def test_auto_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bugs: BNN_DEVICE over a device that was asked for; a misspelt one taken for the CPU."""
     monkeypatch.setenv("BNN_DEVICE", "cpu")

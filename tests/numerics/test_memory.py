@@ -256,7 +256,8 @@ def test_rows_without_curvature_are_not_given_to_the_solver(size: float, monkeyp
 
 
 def test_a_solver_that_does_not_converge_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted bugs: values left in descending order; the upper triangle, which holds no numbers here, read."""
+    """Planted bugs: values left in descending order; the upper triangle, which holds no numbers here, read; a negative
+    eigenvalue taken for a positive one."""
 
     def failing(values: torch.Tensor) -> Any:
         raise torch.linalg.LinAlgError("did not converge")
@@ -270,6 +271,8 @@ def test_a_solver_that_does_not_converge_gives_way_to_another(monkeypatch: pytes
     torch.testing.assert_close(values, expected, rtol=1e-10, atol=1e-12)
     assert float(((vectors * values) @ vectors.T - root @ root.T).abs().max()) < 1e-12
     assert repairs == {"eigh_on_cpu": 1, "eigh_by_svd": 1}
+    values, _ = eigh(torch.diag(torch.tensor([2.0, -0.5, 1.0])), "the test", repairs)
+    assert values.tolist() == [0.0, 1.0, 2.0] and repairs["negative_eigenvalue"] == 1
 
 
 def test_a_factorisation_that_fails_everywhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

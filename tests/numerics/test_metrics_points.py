@@ -1,6 +1,7 @@
 """Metrics of single points: calibration, errors, CRPS, coverage, out-of-distribution and uncertainty."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -215,6 +216,16 @@ def test_uncertainty_of_classes_by_hand():
     assert value(scores, "mutual_information") == pytest.approx(math.log(2))
     assert value(scores, "mutual_information", "ood/x") == pytest.approx(0.0, abs=1e-12)
     assert value(scores, "expected_entropy", "ood/x") == pytest.approx(math.log(2))
+
+
+def test_one_draw_has_no_mutual_information_at_all():
+    """Planted bug: what rounding leaves of entropies that were summed in another precision."""
+    probs = torch.softmax(rand(1, 50, 7), -1)
+    evaluation = classes(probs, torch.zeros(50, dtype=torch.int64))
+    test = evaluation.splits["test"]
+    rounded = replace(test, mean_entropy=(test.mean_entropy - 1e-12).clamp_min(0))
+    scores = Uncertainty()(replace(evaluation, splits={"test": rounded}), 0)
+    assert value(scores, "mutual_information") == 0.0 < value(scores, "expected_entropy")
 
 
 def test_uncertainty_of_regression_by_hand():
