@@ -86,7 +86,7 @@ def _shown(table: Table, rows: Sequence[Row]) -> list[Column]:
 def labels_of(table: Table, rows: Sequence[Row]) -> list[str]:
     """The method of each row and, on further lines, what else tells it apart."""
     told = [e for e in table.extra if len({r.extra[e] for r in rows}) > 1]
-    return ["\n".join([r.group.key.method, *(f"{e.split('.')[-1]}={r.extra[e]}" for e in told)]) for r in rows]
+    return ["\n".join([r.group.key.method, *r.told(told)]) for r in rows]
 
 
 def _dots(ax: Axes, rows: Sequence[Row], column: Column, labels: Sequence[str] | None, look: Sequence[int]) -> None:

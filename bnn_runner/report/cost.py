@@ -69,7 +69,7 @@ def cost_figure(found: dict[str, list[Costed]], path: Path) -> Path:
     figure, axes = style.new_figure(1, len(found), width=6.4, height=4.2)
     for ax, (name, rows) in zip(axes, found.items(), strict=True):
         for i, r in enumerate(rows):
-            label = " ".join([r.row.group.key.method, *(f"{k}={v}" for k, v in r.row.extra.items())])
+            label = " ".join([r.row.group.key.method, *r.row.told()])
             ax.errorbar(
                 [max(r.seconds[-1].mean, 1e-3)], [r.test.mean], yerr=[_error(r.test)],
                 fmt=style.marker(i + i // 8), color=style.colour(i), markersize=7, capsize=3, label=label,

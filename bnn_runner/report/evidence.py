@@ -13,7 +13,6 @@ from bnn_runner.report import style
 from bnn_runner.report.cells import ScoreRow
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
-from bnn_runner.report.grouping import ABSENT
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ class Ranked:
     def name(self) -> str:
         """Model, method and what else tells the row apart."""
         key = self.row.group.key
-        told = (f"{k.split('.')[-1]}={v}" for k, v in self.row.extra.items() if v != ABSENT)
-        return " ".join([key.model, key.method, *told])
+        return " ".join([key.model, key.method, *self.row.told()])
 
 
 @dataclass(frozen=True)

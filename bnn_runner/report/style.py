@@ -5,6 +5,7 @@ Only matplotlib's `Figure` is used, never pyplot: no global state, no display, n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK = COLOURS
 DOTS_PER_INCH = 150
+_LETTER, _HANDLE = 0.066, 0.6
+"""Inches of a letter of a legend, about, and of what stands before its text and between its columns."""
 
 
 def colour(index: int) -> str:
@@ -77,6 +80,12 @@ def legend_below(figure: FigureBase, handles: list[Any], labels: list[str], colu
         look: dict[str, Any] = {"ncols": min(columns, len(labels)), "fontsize": 8, "frameon": False}
         placed_by_us = figure.get_layout_engine() is None  # type: ignore[attr-defined]
         figure.legend(handles, labels, loc="lower center" if placed_by_us else "outside lower center", **look)
+
+
+def legend_columns(labels: Sequence[str], width: float, most: int) -> int:
+    """In how many columns a legend of these labels fits `width` inches (1 to `most`)."""
+    longest = max((len(label) for label in labels), default=1)
+    return max(1, min(most, int(width / (longest * _LETTER + _HANDLE))))
 
 
 def place(figure: FigureBase, size: tuple[float, float], rows: int, columns: int, **inches: float) -> None:

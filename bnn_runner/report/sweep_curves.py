@@ -55,14 +55,16 @@ def sweep_curves(table: Table, path: Path) -> Path | None:
     looks = {name: i for i, name in enumerate(dict.fromkeys(identity(r) for rows, _ in shown.values() for r in rows))}
     across = max(len(panels) for _, panels in shown.values())
     width = _WIDTH * across
-    legends = [0.2 * math.ceil(len(rows) / min(_LEGEND_COLUMNS, across + 1)) for rows, _ in shown.values()]
+    named = [[text.replace("\n", " ") for text in labels_of(table, rows)] for rows, _ in shown.values()]
+    columns = [style.legend_columns(labels, width, min(_LEGEND_COLUMNS, across + 1)) for labels in named]
+    legends = [0.2 * math.ceil(len(labels) / most) for labels, most in zip(named, columns, strict=True)]
     figure = Figure(figsize=(width, sum(_HEIGHT + legend for legend in legends)))
     heights = [_HEIGHT + legend for legend in legends]
     subfigures = figure.subfigures(len(shown), 1, height_ratios=heights, hspace=0, squeeze=False)[:, 0]
-    for subfigure, legend, (block, (rows, panels)) in zip(subfigures, legends, shown.items(), strict=True):
+    parts = zip(subfigures, legends, named, columns, shown.items(), strict=True)
+    for subfigure, legend, labels, most, (block, (rows, panels)) in parts:
         subfigure.suptitle(" · ".join(block), fontsize=11, fontweight="bold")
         axes = list(subfigure.subplots(1, across, squeeze=False).flat)
-        labels = [text.replace("\n", " ") for text in labels_of(table, rows)]
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
         for ax, panel in zip(axes, panels, strict=False):
@@ -70,7 +72,7 @@ def sweep_curves(table: Table, path: Path) -> Path | None:
             _draw(ax, panel, [looks[identity(r)] for r in rows])
         drawn = sorted({i for panel in panels for i in panel.curves})
         handles = [style.handle(looks[identity(rows[i])]) for i in drawn]
-        style.legend_below(subfigure, handles, [labels[i] for i in drawn], min(_LEGEND_COLUMNS, across + 1))
+        style.legend_below(subfigure, handles, [labels[i] for i in drawn], most)
         edges = {"left": 0.95, "right": 0.15, "top": 0.7, "bottom": 0.65 + legend, "across": 0.95, "down": 0.0}
         style.place(subfigure, (width, _HEIGHT + legend), 1, across, **edges)
     return style.save(figure, path)

@@ -13,7 +13,7 @@ from statistics import quantiles
 
 from bnn_runner.report.cells import Cell, ScoreRow
 from bnn_runner.report.columns import AT_DRAWS, Column, choose
-from bnn_runner.report.grouping import Group, group_cells, telling_fields
+from bnn_runner.report.grouping import ABSENT, Group, group_cells, telling_fields
 
 NOT_CONVERGED = "†"
 SHORTENED = "‡"
@@ -58,6 +58,11 @@ class Row:
     def count(self, status: str) -> int:
         """How many cells of this row are `status` (failed, cut, unfinished, damaged)."""
         return sum(c.status == status for c in self.group.others)
+
+    def told(self, fields: Sequence[str] | None = None) -> list[str]:
+        """What tells the row apart, for labels: `epochs=40`, of `fields` or all; nothing of a setting it lacks."""
+        names = self.extra if fields is None else fields
+        return [f"{name.split('.')[-1]}={self.extra[name]}" for name in names if self.extra[name] != ABSENT]
 
     @property
     def kind(self) -> str:

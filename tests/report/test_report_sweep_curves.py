@@ -1,7 +1,10 @@
 """Curves of a table's rows side by side."""
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
+from bnn_runner.report import style
 from bnn_runner.report.cells import find_cells
 from bnn_runner.report.sweep_curves import _panels, sweep_curves
 from bnn_runner.report.tables import build
@@ -49,3 +52,19 @@ def test_the_figure_is_drawn_where_there_is_a_curve(shifted, write_cell, tmp_pat
     write_cell("map", 0, root=tmp_path / "other")
     assert sweep_curves(build(find_cells(tmp_path / "other")), tmp_path / "none.png") is None
     assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.parametrize("length", [5, 30, 45, 60])
+def test_a_legend_lies_within_its_figure(length):
+    """Planted bug: four columns whatever the labels, the outer ones cut off."""
+    labels = [
+        f"{i} hidden=[50, 50] epochs={i} laplace_kfac hyper=evidence lr"[:length].ljust(length, "e") for i in range(13)
+    ]
+    width = 10.8
+    columns = style.legend_columns(labels, width, 4)
+    figure = Figure(figsize=(width, 5))
+    style.legend_below(figure, [style.handle(i) for i in range(13)], labels, columns)
+    FigureCanvasAgg(figure).draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= width * figure.dpi
+    assert columns == {5: 4, 30: 4, 45: 3, 60: 2}[length]
