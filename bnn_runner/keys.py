@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-RECIPE = 6
+RECIPE = 7
 """Raised when the same configuration would train other weights or give other draws than before."""
 
 TRAINING = ("data", "model", "schedule", "augment", "prior", "likelihood", "precision", "threads", "seed")
@@ -67,8 +67,14 @@ def list_of(key: str) -> str | None:
 
 
 def select(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The flattened fields that stand on the named lists."""
-    return {key: value for key, value in flatten(config).items() if list_of(key) in names}
+    """The flattened fields that stand on the named lists; a class of our own enters by its name, not by its module."""
+    return {key: _class_name(key, value) for key, value in flatten(config).items() if list_of(key) in names}
+
+
+def _class_name(key: str, value: Any) -> Any:
+    """'MLP' for the value 'bnn_runner.models.mlp.MLP' of a `_target_`, so that a moved module orphans no run."""
+    ours = key.rpartition(".")[2] == "_target_" and isinstance(value, str) and value.startswith("bnn_runner.")
+    return value.rpartition(".")[2] if ours else value
 
 
 def digest(value: Any) -> str:
