@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bnn_runner._version import __version__
+
 if TYPE_CHECKING:
     from bnn_runner.api import Run, load, run, sweep
 
-__version__ = "0.1.0"
 __all__ = ["Run", "__version__", "load", "run", "sweep"]
 
 

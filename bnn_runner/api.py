@@ -61,21 +61,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from omegaconf import OmegaConf
 
-from bnn_runner import evaluation_store, posterior_store, runner
+from bnn_runner import runner
 from bnn_runner.base import Draws, FitContext, Network, Posterior
-from bnn_runner.catalogue import Catalogue, merge
-from bnn_runner.checking import check
-from bnn_runner.config import Experiment, assemble, load_experiment, reach
-from bnn_runner.devices import pick_device
+from bnn_runner.config.groups import Catalogue, merge
+from bnn_runner.config.overrides import UNKNOWN, Override, render, to_text
+from bnn_runner.config.validate import check
 from bnn_runner.errors import Interrupted, RunFailed, UserError
-from bnn_runner.interrupts import StopRequest
-from bnn_runner.newdata import from_values
-from bnn_runner.overrides import UNKNOWN, Override, render, to_text
-from bnn_runner.prediction import Predictor
-from bnn_runner.progress import Console
+from bnn_runner.evaluation import io as evaluation_store
+from bnn_runner.experiment import Experiment, assemble, load_experiment, reach
+from bnn_runner.posteriors import io as posterior_store
+from bnn_runner.rng import derive_seed
+from bnn_runner.runs.new_points import from_values
+from bnn_runner.runs.predictor import Predictor
+from bnn_runner.runs.session import Session, Work
+from bnn_runner.runtime.console import Console
+from bnn_runner.runtime.devices import pick_device
+from bnn_runner.runtime.signals import StopRequest
 from bnn_runner.scoring import Evaluation
-from bnn_runner.session import Session, Work
-from bnn_runner.streams import derive_seed
 from bnn_runner.tasks import Task
 
 if TYPE_CHECKING:

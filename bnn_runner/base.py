@@ -7,7 +7,7 @@ S posterior draws, L lanes (independent networks trained at once), tau points in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -17,10 +17,7 @@ from torch import Tensor, nn
 from bnn_runner.tasks import Split, Task, TaskSpec
 
 if TYPE_CHECKING:
-    from bnn_runner.augmentation import Augmentation
-    from bnn_runner.hyper import HyperRule
-    from bnn_runner.rework import Rework
-    from bnn_runner.schedules import Schedule
+    from bnn_runner.training.schedules import Schedule
 
 # ------------------------------------------------------------------------------------- models
 
@@ -102,10 +99,60 @@ class Network:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [B, K] at the trained weights, in evaluation mode, which is left as found."""
-        from bnn_runner.modes import evaluation_mode
+        from bnn_runner.runtime.torch_state import evaluation_mode
 
         with evaluation_mode(self.module):
             return torch.func.functional_call(self.module, self.tensors, (x,))
+
+
+# ------------------------------------------------------------------------------------ training
+
+
+@runtime_checkable
+class Augmentation(Protocol):
+    """A frozen dataclass whose fields are its YAML's keys."""
+
+    def problems(self, spec: TaskSpec) -> list[str]:
+        """Why it cannot serve that task (empty when it can)."""
+        ...
+
+    def choose(self, points: int, image: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """What happens to each of `points` images of shape (C, H, W): integers [points, F], on the CPU."""
+        ...
+
+    def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """Images [B, C, H, W] as `chosen` [B, F] has them, in the same shape."""
+        ...
+
+
+class Rework(Protocol):
+    """A frozen dataclass; its fields join the cache key of the networks trained with it."""
+
+    def apply(self, module: nn.Module) -> None:
+        """Change a newly built network in place (`insert_noise`); names of its parameters stay as they are."""
+        ...
+
+    def precisions(self, module: nn.Module, prior: Mapping[str, float]) -> dict[str, float]:
+        """The training prior's precision of every parameter of the reworked network, from that of the prior as given.
+
+        0 where `penalty` has the word.
+        """
+        ...
+
+    def sample(self, rows: int, widths: Sequence[int], random: torch.Generator) -> Tensor:
+        """Noise [rows, ΣF] in float32, the columns of every layer one after the other."""
+        ...
+
+    def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Tensor | None:
+        """What is added to N times the objective, in nats, [L]; None for nothing.
+
+        Differentiable in every tensor except those that `decays` names.
+        """
+        ...
+
+    def decays(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Mapping[str, Tensor]:
+        """Factors c [L] of the tensors w in which the penalty is ½ c |w|²: its gradient c w comes without autograd."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -207,6 +254,55 @@ class Centred(Protocol):
     def centre(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of the centre."""
         ...
+
+
+# ------------------------------------------------------------------- hyperparameter rules
+
+
+@dataclass(frozen=True)
+class PrecisionProblem:
+    """Precisions are one a group of weights (a parameter tensor, mostly), [T] float64.
+
+    `evidence` is in nats, of precisions [T] or of one for all, [1]; `validation` is the mean
+    log-likelihood of the validation part for each of several precisions [T];
+    `effective_dimensions` are Tr_g H (H + Λ)⁻¹, [T], and `squares` the squared norms ‖w_g‖² [T] of
+    the weights that the evidence is taken at, which may depend on the precisions; `invariant` names the
+    groups whose scale a normalisation layer takes out again. `diagonal` is H itself [P] where it is
+    diagonal: then each weight may have a precision of its own, and all of the above also take
+    precisions [P] (and give terms [P]); `sizes` are the numbers of weights of the groups.
+    `dimension_samples`, where effective dimensions are means over posterior samples, are these, [S, T].
+    """
+
+    names: tuple[str, ...]
+    start: Tensor
+    evidence: Callable[[Tensor], Tensor]
+    validation: Callable[[Sequence[Tensor]], list[float]]
+    effective_dimensions: Callable[[Tensor], Tensor]
+    squares: Callable[[Tensor], Tensor]
+    invariant: tuple[str, ...] = ()
+    diagonal: Tensor | None = None
+    sizes: tuple[int, ...] = ()
+    dimension_samples: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen precisions [T] (or [P], one a weight), facts for the row, and what a reader should be told."""
+
+    precisions: Tensor
+    report: dict[str, Any]
+    notes: tuple[str, ...] = field(default=())
+
+
+class HyperRule(Protocol):
+    """A frozen dataclass whose fields are its YAML's keys."""
+
+    needs_validation: ClassVar[bool]
+
+    def choose(self, problem: PrecisionProblem) -> Choice: ...
+
+
+# ------------------------------------------------------------------------------------- methods
 
 
 @dataclass(frozen=True)

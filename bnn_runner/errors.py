@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -28,3 +29,9 @@ def raise_all(problems: Sequence[str]) -> None:
     """Raise one `UserError` with every problem, if there are any."""
     if problems:
         raise UserError(*problems)
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """' Did you mean X?' for the nearest of `options`, or an empty text."""
+    near = difflib.get_close_matches(word, sorted(set(options)), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(near)}?" if near else ""

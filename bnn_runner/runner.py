@@ -15,27 +15,27 @@ from typing import Literal, NoReturn
 
 import torch
 
-from bnn_runner import budget as budgets
-from bnn_runner.budget import Budget
-from bnn_runner.cache import NetworkCache
-from bnn_runner.cells import cell_of
-from bnn_runner.completion import begin, complete, score_again
-from bnn_runner.config import Experiment
-from bnn_runner.devices import pick_device, thread_count
+from bnn_runner.config.keys import RECIPE, digest, training_key
 from bnn_runner.errors import Interrupted, RunFailed, UserError
-from bnn_runner.interrupts import stop_on_signals
-from bnn_runner.keys import RECIPE, digest, training_key
-from bnn_runner.lease import Lease
-from bnn_runner.memory import memory_budget
-from bnn_runner.preparation import acquire, prepare_data
-from bnn_runner.progress import Console
-from bnn_runner.provenance import Stages
-from bnn_runner.session import Session, Work
-from bnn_runner.storage import unwritable
-from bnn_runner.streams import derive_seed
-from bnn_runner.telling import describe, short, show_scores
-from bnn_runner.training_state import Lane, Recipe
-from bnn_runner.workplan import Training, Workplan
+from bnn_runner.experiment import Experiment
+from bnn_runner.rng import derive_seed
+from bnn_runner.runs import time_limit as budgets
+from bnn_runner.runs.cell import cell_of
+from bnn_runner.runs.download import acquire, prepare_data
+from bnn_runner.runs.execute import begin, complete, score_again
+from bnn_runner.runs.messages import describe, short, show_scores
+from bnn_runner.runs.provenance import Stages
+from bnn_runner.runs.session import Session, Work
+from bnn_runner.runs.time_limit import Budget
+from bnn_runner.runtime.console import Console
+from bnn_runner.runtime.devices import pick_device, thread_count
+from bnn_runner.runtime.files import unwritable
+from bnn_runner.runtime.leases import Lease
+from bnn_runner.runtime.memory import memory_budget
+from bnn_runner.runtime.signals import stop_on_signals
+from bnn_runner.training.cache import NetworkCache
+from bnn_runner.training.provider import Training, Workplan
+from bnn_runner.training.state import Lane, Recipe
 
 __all__ = ["Outcome", "prepare", "run", "run_together", "workplan"]
 

@@ -38,8 +38,8 @@ from pathlib import Path
 from laplace_bounds import BOUNDS
 from laplace_works import Row, rows
 
-from bnn_runner.cells import table_text
-from bnn_runner.storage import write_text
+from bnn_runner.runs.cell import table_text
+from bnn_runner.runtime.files import write_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 

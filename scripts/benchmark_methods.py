@@ -27,23 +27,23 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bnn_runner.base import Network
-from bnn_runner.cells import table_text
-from bnn_runner.likelihoods import NoiseRule
 from bnn_runner.mcmc.chains import ChainBatches
 from bnn_runner.mcmc.dynamics import ChainState, langevin
 from bnn_runner.mcmc.hamiltonian import Point, leapfrog
 from bnn_runner.mcmc.noise import ChainNoise
 from bnn_runner.mcmc.target import LogPosterior
 from bnn_runner.methods.bbb import BBB
+from bnn_runner.models.likelihoods import NoiseRule
 from bnn_runner.models.mlp import MLP
-from bnn_runner.modes import evaluation_mode
-from bnn_runner.priors import Isotropic
-from bnn_runner.schedules import Schedule
-from bnn_runner.storage import write_text
-from bnn_runner.swag_collection import PathMoments
+from bnn_runner.models.priors import Isotropic
+from bnn_runner.posteriors.swag_moments import PathMoments
+from bnn_runner.runs.cell import table_text
+from bnn_runner.runtime.files import write_text
+from bnn_runner.runtime.torch_state import evaluation_mode
 from bnn_runner.tasks import Split, Task, TaskSpec
-from bnn_runner.training import Group
-from bnn_runner.training_state import Lane, Recipe
+from bnn_runner.training.engine import Group
+from bnn_runner.training.schedules import Schedule
+from bnn_runner.training.state import Lane, Recipe
 from bnn_runner.variational.fit import training_mode
 
 CPU = torch.device("cpu")

@@ -30,16 +30,16 @@ from typing import Any
 import torch
 
 from bnn_runner.base import Network
-from bnn_runner.cells import table_text
-from bnn_runner.config import load_experiment
-from bnn_runner.hyper import FixedPoint
-from bnn_runner.linearised.network_evidence import NetworkEvidence
-from bnn_runner.linearised.output_curvature import Kind
-from bnn_runner.online import Online
-from bnn_runner.storage import write_text
+from bnn_runner.curvature.output_curvature import Kind
+from bnn_runner.experiment import load_experiment
+from bnn_runner.hyper.fixed_point import FixedPoint
+from bnn_runner.marglik.network_evidence import NetworkEvidence
+from bnn_runner.marglik.online import Online
+from bnn_runner.runs.cell import table_text
+from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Task
-from bnn_runner.training import Group
-from bnn_runner.training_state import Lane, Recipe
+from bnn_runner.training.engine import Group
+from bnn_runner.training.state import Lane, Recipe
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 PACES, BURN_IN = ((20, 1), (20, 2), (20, 3), (10, 1), (10, 3)), 3

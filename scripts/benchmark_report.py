@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from bnn_runner.storage import write_text
+from bnn_runner.runtime.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "outputs" / "results"

@@ -29,10 +29,10 @@ from pathlib import Path
 import torch
 
 from bnn_runner import runner
-from bnn_runner.config import load_experiment
-from bnn_runner.storage import write_text
+from bnn_runner.experiment import load_experiment
+from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Task
-from bnn_runner.training_state import Recipe
+from bnn_runner.training.state import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "outputs" / "results"

@@ -32,20 +32,20 @@ from torch import Tensor, nn
 
 from bnn_runner.base import Model
 from bnn_runner.data.images import PixelScaling
-from bnn_runner.devices import pick_device, thread_count
-from bnn_runner.interrupts import stop_on_signals
-from bnn_runner.likelihoods import NoiseRule
 from bnn_runner.models.lenet import LeNet
+from bnn_runner.models.likelihoods import NoiseRule
 from bnn_runner.models.mlp import MLP
+from bnn_runner.models.priors import Isotropic
 from bnn_runner.models.resnet18 import ResNet18
 from bnn_runner.models.resnet20 import ResNet20
-from bnn_runner.priors import Isotropic
-from bnn_runner.progress import Console
-from bnn_runner.provenance import device_name
-from bnn_runner.schedules import Schedule
+from bnn_runner.runs.provenance import device_name
+from bnn_runner.runtime.console import Console
+from bnn_runner.runtime.devices import pick_device, thread_count
+from bnn_runner.runtime.signals import stop_on_signals
 from bnn_runner.tasks import Split, Task, TaskSpec
-from bnn_runner.training import Group
-from bnn_runner.training_state import Lane, Recipe
+from bnn_runner.training.engine import Group
+from bnn_runner.training.schedules import Schedule
+from bnn_runner.training.state import Lane, Recipe
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 LIMIT = 1.05

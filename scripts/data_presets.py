@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 import bnn_runner
-from bnn_runner.catalogue import Catalogue
-from bnn_runner.config import load_experiment
+from bnn_runner.config.groups import Catalogue
+from bnn_runner.config.overrides import to_text
 from bnn_runner.errors import RunFailed, UserError
-from bnn_runner.overrides import to_text
+from bnn_runner.experiment import load_experiment
 from bnn_runner.tasks import Task
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"

@@ -23,13 +23,13 @@ from pathlib import Path
 import torch
 
 from bnn_runner.base import Network
-from bnn_runner.cells import table_text
-from bnn_runner.config import load_experiment
+from bnn_runner.experiment import load_experiment
 from bnn_runner.report import style
-from bnn_runner.storage import write_text
+from bnn_runner.runs.cell import table_text
+from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Split
-from bnn_runner.training import Group
-from bnn_runner.training_state import Lane, Recipe
+from bnn_runner.training.engine import Group
+from bnn_runner.training.state import Lane, Recipe
 
 TASKS: dict[str, tuple[str, ...]] = {
     "mnist": ("data=mnist", "model=mlp", "model.hidden=[100,100]", "schedule.batch_size=128"),

@@ -32,12 +32,12 @@ import torch
 from torch import Tensor
 
 import bnn_runner
-from bnn_runner.cells import table_text
 from bnn_runner.mcmc.diagnostics import effective_draws, rhat
 from bnn_runner.mcmc.posterior import ChainDraws, ChainPosterior
 from bnn_runner.mcmc.summary import RHAT_LIMIT
 from bnn_runner.report import style
-from bnn_runner.storage import write_text
+from bnn_runner.runs.cell import table_text
+from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Task
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"

@@ -18,7 +18,7 @@ STAGES = ("tests", "mnist", "throughput", "posterior", "kappa")
 STAGE_SECONDS = 570.0
 POSTERIORS = ("laplace_diag", "laplace_kfac", "laplace_last_layer", "laplace_sampled")
 COMPARED = ("map", "ensemble", "laplace_kfac", "laplace_last_layer", "laplace_sampled", "mc_dropout", "swag", "sgld")
-TESTS = ("tests/numerics/test_device.py", "tests/contract/test_draws_contract.py", "tests/cli/test_main.py")
+TESTS = ("tests/runtime/test_device.py", "tests/contract/test_draws_contract.py", "tests/cli/test_main.py")
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,10 @@ def told(cells: list[Path]) -> str:
 
 def card() -> str:
     """The device's name, from a process of its own, so that this one holds no memory of the card."""
-    code = "from bnn_runner.devices import pick_device as p; from bnn_runner.provenance import device_name as n"
-    done = subprocess.run([sys.executable, "-c", f"{code}; print(n(p('auto')))"], capture_output=True, text=True)
+    module = "bnn_runner.runs.provenance"
+    code = f"from bnn_runner.runtime.devices import pick_device; from {module} import device_name"
+    code += "; print(device_name(pick_device('auto')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"no device: {done.stderr.strip().splitlines()[-1]}")
     return done.stdout.strip()

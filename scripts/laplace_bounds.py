@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from bnn_runner.linearised.algebra import gram
+from bnn_runner.curvature.psd import gram
 
 ROWS, WEIGHTS = 1000, 3051
 

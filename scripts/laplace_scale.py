@@ -29,17 +29,17 @@ from pathlib import Path
 import torch
 
 from bnn_runner.base import FitContext, Network
-from bnn_runner.cells import table_text
-from bnn_runner.hyper import Fixed
-from bnn_runner.likelihoods import Categorical
-from bnn_runner.linearised.posterior import LinearisedLaplace
+from bnn_runner.evaluation.closed_form import probit_log_probs, variances
+from bnn_runner.hyper.fixed import Fixed
+from bnn_runner.laplace.posterior import LinearisedLaplace
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.methods.laplace_sampled import LaplaceSampled
+from bnn_runner.models.likelihoods import Categorical
 from bnn_runner.models.resnet18 import ResNet18
-from bnn_runner.predictives import probit_log_probs, variances
-from bnn_runner.schedules import Schedule
-from bnn_runner.storage import write_text
+from bnn_runner.runs.cell import table_text
+from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Split, Task, TaskSpec
+from bnn_runner.training.schedules import Schedule
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 BATCH = 64

@@ -22,25 +22,26 @@ from laplace_bounds import BOUNDS
 from torch import Tensor, nn
 
 from bnn_runner.base import Network
-from bnn_runner.interrupts import stop_on_signals
-from bnn_runner.likelihoods import Categorical, Gaussian, NoiseRule
-from bnn_runner.linearised.algebra import Repairs
-from bnn_runner.linearised.blocks import BlockCurvature
-from bnn_runner.linearised.evidence import Curvature, log_evidence, log_likelihood
-from bnn_runner.linearised.full import FullCurvature, fit_full
-from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
-from bnn_runner.linearised.output_curvature import OutputCurvature
-from bnn_runner.linearised.posterior import LinearisedLaplace, last_layer_names
-from bnn_runner.linearised.structures import Fit, Structure
+from bnn_runner.curvature.blocks import BlockCurvature
+from bnn_runner.curvature.full import FullCurvature, fit_full
+from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
+from bnn_runner.curvature.output_curvature import OutputCurvature
+from bnn_runner.curvature.parameter_subset import last_layer_names
+from bnn_runner.curvature.psd import Repairs
+from bnn_runner.curvature.structures import Fit, Structure
+from bnn_runner.evaluation.closed_form import probit_log_probs, variances
+from bnn_runner.laplace.evidence import Curvature, log_evidence, log_likelihood
+from bnn_runner.laplace.posterior import LinearisedLaplace
+from bnn_runner.models.likelihoods import Categorical, Gaussian, NoiseRule
 from bnn_runner.models.mlp import MLP
-from bnn_runner.modes import true_float32
-from bnn_runner.predictives import probit_log_probs, variances
-from bnn_runner.priors import Isotropic
-from bnn_runner.progress import Console
-from bnn_runner.schedules import Schedule
+from bnn_runner.models.priors import Isotropic
+from bnn_runner.runtime.console import Console
+from bnn_runner.runtime.signals import stop_on_signals
+from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Split, Task, TaskSpec
-from bnn_runner.training import Group
-from bnn_runner.training_state import Lane, Recipe
+from bnn_runner.training.engine import Group
+from bnn_runner.training.schedules import Schedule
+from bnn_runner.training.state import Lane, Recipe
 
 Work = Callable[[], object]
 PEERS = {"default": "CurvlinopsGGN", "asdl": "AsdlGGN", "backpack": "BackPackGGN"}

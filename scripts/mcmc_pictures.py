@@ -33,7 +33,7 @@ from bnn_runner.mcmc.dynamics import ChainState, hamiltonian, langevin
 from bnn_runner.mcmc.noise import ChainNoise
 from bnn_runner.mcmc.steps import Cyclical, Polynomial, StepSizes, evenly_kept
 from bnn_runner.report import style
-from bnn_runner.streams import derive_seed
+from bnn_runner.rng import derive_seed
 from bnn_runner.tasks import Split
 
 Gradient = Callable[[Tensor, int], Tensor]

@@ -27,18 +27,19 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 import bnn_runner
-from bnn_runner.base import FitContext, Network
-from bnn_runner.cells import table_text
-from bnn_runner.hyper import Evidence, Fixed, HyperRule
-from bnn_runner.likelihoods import Gaussian
-from bnn_runner.linearised.basis import HeldKind
-from bnn_runner.linearised.posterior import LinearisedLaplace
+from bnn_runner.base import FitContext, HyperRule, Network
+from bnn_runner.curvature.parameter_subset import HeldKind
+from bnn_runner.evaluation.closed_form import gaussian_log_prob
+from bnn_runner.hyper.evidence import Evidence
+from bnn_runner.hyper.fixed import Fixed
+from bnn_runner.laplace.posterior import LinearisedLaplace
 from bnn_runner.methods.laplace import Laplace
-from bnn_runner.predictives import gaussian_log_prob
+from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.report import style
-from bnn_runner.schedules import Schedule
-from bnn_runner.storage import write_text
+from bnn_runner.runs.cell import table_text
+from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Task
+from bnn_runner.training.schedules import Schedule
 
 PRECISIONS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 CURVE = torch.logspace(-2, 4, 37, dtype=torch.float64).tolist()

@@ -24,9 +24,9 @@ from typing import Any
 
 import yaml
 
-from bnn_runner.catalogue import BLOCKS, Catalogue
 from bnn_runner.cli.help import settings_lines
-from bnn_runner.config import build
+from bnn_runner.config.groups import BLOCKS, Catalogue
+from bnn_runner.experiment import build
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

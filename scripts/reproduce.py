@@ -37,9 +37,9 @@ from typing import Any
 
 import yaml
 
-from bnn_runner.report.cells import Cell, find_cells
 from bnn_runner.report.grouping import group_cells, key_of, telling_fields
-from bnn_runner.storage import write_text
+from bnn_runner.report.read_cells import Cell, find_cells
+from bnn_runner.runtime.files import write_text
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "outputs" / "results"

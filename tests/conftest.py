@@ -5,3 +5,5 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+pytest_plugins = ["tests.toys"]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bnn_runner.catalogue import did_you_mean
-from bnn_runner.errors import UserError
+from bnn_runner.errors import UserError, did_you_mean
 
 _WITH_VALUE = {"--config-dir", "-cd", "--package", "-p", "--cfg", "-c"}
 _SWITCHES = {"--multirun", "-m", "--run", "-r", "--resolve", "--hydra-help", "--shell-completion", "-sc"}

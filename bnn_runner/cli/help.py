@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bnn_runner.catalogue import Catalogue
-from bnn_runner.overrides import to_text
+from bnn_runner.config.groups import Catalogue
+from bnn_runner.config.overrides import to_text
 
 _INTRO = """\
 bnn-run - run experiments with Bayesian neural networks

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bnn_runner.catalogue import did_you_mean, packaged_conf
-from bnn_runner.checking import Checked
-from bnn_runner.cli.exits import OK
-from bnn_runner.cli.handover import OUTCOME, PLAN
-from bnn_runner.cli.summary import run_code, sum_up, unfinished
-from bnn_runner.errors import UserError
-from bnn_runner.overrides import quote
-from bnn_runner.settings import anchor
+from bnn_runner.config.groups import packaged_conf
+from bnn_runner.config.overrides import quote
+from bnn_runner.config.settings import anchor
+from bnn_runner.config.validate import Checked
+from bnn_runner.errors import UserError, did_you_mean
+from bnn_runner.runtime.exit_codes import OK
+from bnn_runner.sweeps.scratch_files import OUTCOME, PLAN
+from bnn_runner.sweeps.summary import run_code, sum_up, unfinished
 
 if TYPE_CHECKING:
     from bnn_runner.cli.flags import CommandLine
@@ -36,9 +36,9 @@ def launch(arguments: Sequence[str], checked: Checked, line: CommandLine) -> int
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from bnn_runner.cli.job import job
-    from bnn_runner.cli.sweeper import register
-    from bnn_runner.config import told
+    from bnn_runner.experiment import told
+    from bnn_runner.sweeps.job import job
+    from bnn_runner.sweeps.sweeper import register
 
     register()
 

@@ -10,13 +10,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bnn_runner import __version__
-from bnn_runner.checking import Checked, check
-from bnn_runner.cli.exits import FAILED, INTERRUPTED, MISTAKE, OK, tell_mistakes
+from bnn_runner._version import __version__
 from bnn_runner.cli.flags import CommandLine, read_flags
+from bnn_runner.config.overrides import defer, expand, render
+from bnn_runner.config.validate import Checked, check
 from bnn_runner.errors import UserError
-from bnn_runner.overrides import defer, expand, render
-from bnn_runner.storage import unwritable
+from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, MISTAKE, OK, tell_mistakes
+from bnn_runner.runtime.files import unwritable
 
 
 def main() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bnn_runner.cli.exits import guarded
-from bnn_runner.cli.opening import add_run_options, open_run
+from bnn_runner.cli.open_run import add_run_options, open_run
 from bnn_runner.errors import UserError
+from bnn_runner.runtime.exit_codes import guarded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +41,7 @@ def predict(arguments: argparse.Namespace) -> None:
     if not 0 < arguments.level < 1:
         raise UserError(f"--level {arguments.level:g} is no share. Give one between 0 and 1, as in --level 0.95.")
     run, folder = open_run(arguments)
-    from bnn_runner.newdata import read_points
+    from bnn_runner.runs.new_points import read_points
 
     _tell(f"{run.data} · {run.model} · {run.method} · seed {run.seed} ({folder})")
     points = read_points(arguments.data, run.task)
@@ -75,7 +75,7 @@ def _show(table: pd.DataFrame) -> None:
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:
-    from bnn_runner.storage import write_text
+    from bnn_runner.runtime.files import write_text
 
     try:
         write_text(path, table.to_csv(index=False, lineterminator="\n"))

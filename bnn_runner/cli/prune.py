@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from bnn_runner.cli.exits import guarded
-from bnn_runner.cli.opening import add_run_options, open_run
+from bnn_runner.cli.open_run import add_run_options, open_run
 from bnn_runner.errors import UserError
+from bnn_runner.runtime.exit_codes import guarded
 
 _EXAMPLES = """RUN is a run's folder, the hash at its end (or its beginning), or: latest.
 
@@ -34,11 +34,12 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
     """Open the run, prune, write, print. Returns the files written. Raises `UserError` for a user's mistake."""
     percents = _percents(arguments.fractions)
     run, folder = open_run(arguments)
-    from bnn_runner.cells import table_text
     from bnn_runner.methods.bbb import BBB
-    from bnn_runner.report import pruning, style
-    from bnn_runner.storage import write_text
-    from bnn_runner.streams import derive_seed
+    from bnn_runner.report import style
+    from bnn_runner.rng import derive_seed
+    from bnn_runner.runs import pruning
+    from bnn_runner.runs.cell import table_text
+    from bnn_runner.runtime.files import write_text
     from bnn_runner.variational.posterior import MeanField
 
     if not isinstance(run.experiment.method, BBB):

@@ -11,22 +11,22 @@ from pathlib import Path
 
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.report.axes import by_axes
-from bnn_runner.report.cells import Cell, find_cells
 from bnn_runner.report.columns import unknown
 from bnn_runner.report.commands import missing_commands
 from bnn_runner.report.cost import cost_figure, cost_grids, costs
 from bnn_runner.report.equivalents import ensemble_equivalents
 from bnn_runner.report.evidence import evidence_figure, evidence_grids, rankings
-from bnn_runner.report.fields import Filter, parse_filters, select
+from bnn_runner.report.filters import Filter, parse_filters, select
 from bnn_runner.report.grid import to_csv as grids_to_csv
 from bnn_runner.report.page import to_html
 from bnn_runner.report.paired import paired_differences, without_extra
+from bnn_runner.report.parallel_draw import side_by_side
 from bnn_runner.report.published import beside_published
 from bnn_runner.report.ranks import mean_ranks
+from bnn_runner.report.read_cells import Cell, find_cells
 from bnn_runner.report.render import LEGENDS, Report, report_of, to_csv, to_latex, to_markdown
-from bnn_runner.report.side_by_side import side_by_side
 from bnn_runner.report.tables import Table, build
-from bnn_runner.storage import write_text
+from bnn_runner.runtime.files import write_text
 
 FORMATS = ("csv", "md", "tex", "html")
 _FILTERS = ("data", "model", "method")

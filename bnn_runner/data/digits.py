@@ -11,7 +11,7 @@ from torch import Tensor
 from bnn_runner.data.splits import Sizes, divide, seeded_order
 from bnn_runner.data.tables import Scaling, table_task
 from bnn_runner.errors import raise_all
-from bnn_runner.streams import generator
+from bnn_runner.rng import generator
 from bnn_runner.tasks import Task, TaskSpec
 
 NUM_IMAGES, NUM_PIXELS, NUM_CLASSES, LARGEST_PIXEL = 1797, 64, 10, 16

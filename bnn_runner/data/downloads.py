@@ -23,9 +23,9 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
-from bnn_runner.data.published import WHERE_ELSE, Archive, Found, Source, algorithm, difference, look, refuse_damaged
+from bnn_runner.data.sources import WHERE_ELSE, Archive, Found, Source, algorithm, difference, look, refuse_damaged
 from bnn_runner.errors import Interrupted, UserError
-from bnn_runner.lease import Lease
+from bnn_runner.runtime.leases import Lease
 
 STALL_SECONDS = 20.0
 """A server that sends nothing for so long is given up."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.data.fields import noise_problems
-from bnn_runner.data.generated import NUM_OOD, beyond, made_parts, made_problems, normals, uniforms
+from bnn_runner.data.field_checks import noise_problems
+from bnn_runner.data.synthetic import NUM_OOD, beyond, made_parts, made_problems, normals, uniforms
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.tasks import Task, TaskSpec

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bnn_runner.data.fields import is_number
+from bnn_runner.data.field_checks import is_number
 from bnn_runner.data.gap1d import smooth_truth
-from bnn_runner.data.generated import beyond, made_parts, made_problems, normals, uniforms
+from bnn_runner.data.synthetic import beyond, made_parts, made_problems, normals, uniforms
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.tasks import Task, TaskSpec

@@ -13,7 +13,7 @@ import torch
 
 from bnn_runner.data.image_sources import SOURCES
 from bnn_runner.data.images import Array, Half, PixelScaling
-from bnn_runner.data.published import Source, look, read, refuse_damaged
+from bnn_runner.data.sources import Source, look, read, refuse_damaged
 from bnn_runner.errors import UserError
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bnn_runner.data.published import Archive, File, Source
+from bnn_runner.data.sources import Archive, File, Source
 
 IDX_LENGTHS = {
     "train-images-idx3-ubyte": 47_040_016,

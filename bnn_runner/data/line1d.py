@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bnn_runner.data.fields import noise_problems
-from bnn_runner.data.generated import made_parts, made_problems, normals
+from bnn_runner.data.field_checks import noise_problems
+from bnn_runner.data.synthetic import made_parts, made_problems, normals
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.tasks import Task, TaskSpec

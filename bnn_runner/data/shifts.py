@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bnn_runner.streams import generator
+from bnn_runner.rng import generator
 from bnn_runner.tasks import LazyInputs, Split
 
 CLEAN = "clean/0"

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_runner.data.fields import is_integer, is_number
-from bnn_runner.streams import generator
+from bnn_runner.data.field_checks import is_integer, is_number
+from bnn_runner.rng import generator
 from bnn_runner.tasks import Split
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from bnn_runner.data.downloads import ensure
-from bnn_runner.data.fields import is_integer
-from bnn_runner.data.published import File, Source
+from bnn_runner.data.field_checks import is_integer
+from bnn_runner.data.sources import File, Source
 from bnn_runner.data.splits import Sizes, divide, fingerprint
 from bnn_runner.errors import UserError, raise_all
-from bnn_runner.streams import generator
+from bnn_runner.rng import generator
 from bnn_runner.tasks import Split, Task, TaskSpec
 
 NUM_TRAIN, NUM_TEST = 6_919 + 871, 1_820

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bnn_runner.data.fields import noise_problems
-from bnn_runner.data.generated import made_parts, made_problems
+from bnn_runner.data.field_checks import noise_problems
+from bnn_runner.data.synthetic import made_parts, made_problems
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
-from bnn_runner.streams import derive_seed, generator
+from bnn_runner.rng import derive_seed, generator
 from bnn_runner.tasks import Task, TaskSpec
 
 # The moons lie within 1.6 of their common centre (plus noise); the ring of far points begins at 4.

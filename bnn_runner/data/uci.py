@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from bnn_runner.data.downloads import ensure
-from bnn_runner.data.fields import is_integer
-from bnn_runner.data.published import Archive, File, Source
+from bnn_runner.data.field_checks import is_integer
+from bnn_runner.data.sources import Archive, File, Source
 from bnn_runner.data.splits import Sizes, divide
 from bnn_runner.data.tables import table_task
 from bnn_runner.data.uci_splits import (

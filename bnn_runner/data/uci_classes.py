@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from bnn_runner.data.downloads import ensure
-from bnn_runner.data.published import File, Source
+from bnn_runner.data.sources import File, Source
 from bnn_runner.data.splits import Sizes, divide, seeded_order
 from bnn_runner.data.tables import table_task
-from bnn_runner.data.test_share import fraction_problems, halves_of
+from bnn_runner.data.test_fraction import fraction_problems, halves_of
 from bnn_runner.errors import raise_all
-from bnn_runner.streams import generator
+from bnn_runner.rng import generator
 from bnn_runner.tasks import Task, TaskSpec
 
 SOURCE = "https://github.com/AlexImmer/BNN-predictions"

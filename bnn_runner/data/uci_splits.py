@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_runner.data.published import WHERE_ELSE
+from bnn_runner.data.sources import WHERE_ELSE
 from bnn_runner.errors import UserError
 
 Rows = np.ndarray[tuple[int, ...], np.dtype[np.int64]]

@@ -6,9 +6,9 @@ import csv
 import math
 from pathlib import Path
 
-from bnn_runner.keys import flatten
+from bnn_runner.config.keys import flatten
 from bnn_runner.loggers.base import LoggedCell, Logger, NoLogger
-from bnn_runner.report.cells import Cell, read_cell
+from bnn_runner.report.read_cells import Cell, read_cell
 
 
 def tell(logger: Logger, folder: Path, output_dir: Path) -> str | None:

@@ -16,9 +16,9 @@ from bnn_runner.mcmc.dynamics import ChainState
 from bnn_runner.mcmc.hamiltonian import DualAveraging, Point, Target, reasonable_step, transition
 from bnn_runner.mcmc.noise import ChainNoise
 from bnn_runner.mcmc.steps import StepSizes
-from bnn_runner.streams import generator
+from bnn_runner.rng import generator
 from bnn_runner.tasks import Split
-from bnn_runner.training import batch_bounds
+from bnn_runner.training.engine import batch_bounds
 
 Dynamics = Callable[[ChainState, Tensor, float, float, Tensor], ChainState]
 """(state, gradient, step, temperature, noise) -> state."""

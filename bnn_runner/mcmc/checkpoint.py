@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bnn_runner.errors import Interrupted
-from bnn_runner.storage import write_torch
+from bnn_runner.runtime.files import write_torch
 
 SAVE_SECONDS = 20.0
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bnn_runner.streams import generator
+from bnn_runner.rng import generator
 
 _BLOCK = 1 << 16
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from bnn_runner.base import Likelihood, Network
-from bnn_runner.lanes import Tensors
-from bnn_runner.likelihoods import Gaussian
 from bnn_runner.mcmc.target import Layout, stacked_forward
-from bnn_runner.modes import evaluation_mode
-from bnn_runner.streams import generator
+from bnn_runner.models.likelihoods import Gaussian
+from bnn_runner.rng import generator
+from bnn_runner.runtime.torch_state import evaluation_mode
+from bnn_runner.training.lanes import Tensors
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bnn_runner.mcmc.diagnostics import FEWEST, effective_draws, rhat
 from bnn_runner.mcmc.target import LogPosterior
-from bnn_runner.spread import function_spread, spread_notes
+from bnn_runner.posteriors.function_spread import function_spread, spread_notes
 
 RHAT_LIMIT = 1.1
 MOST_RHAT = 1000.0

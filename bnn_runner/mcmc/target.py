@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bnn_runner.base import Likelihood, Network
-from bnn_runner.lanes import Tensors
-from bnn_runner.likelihoods import Gaussian
+from bnn_runner.models.likelihoods import Gaussian
+from bnn_runner.training.lanes import Tensors
 
 StackedForward = Callable[[Tensors, Tensors, Tensor], Tensor]
 """(parameters [L, ...], buffers [L, ...], x [L, B, ...]) -> outputs [L, B, K]."""

@@ -10,14 +10,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import RunFailed, UserError, raise_all
-from bnn_runner.hyper import HyperRule
-from bnn_runner.schedules import Schedule
-from bnn_runner.streams import derive_seed
+from bnn_runner.rng import derive_seed
 from bnn_runner.tasks import Task, TaskSpec
-from bnn_runner.variational.complexity import Complexity, GaussianPrior, ScaleMixture
+from bnn_runner.training.schedules import Schedule
 from bnn_runner.variational.fit import Annealing, Fit, Plan, run
+from bnn_runner.variational.kl import Complexity, GaussianPrior, ScaleMixture
 from bnn_runner.variational.posterior import MeanField
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)

@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import raise_all
-from bnn_runner.hyper import HyperRule
-from bnn_runner.noise_posterior import NoisePosterior, check_spread
-from bnn_runner.rework import Where, insert_noise, noise_widths, noisy_layers
+from bnn_runner.posteriors.noisy_network import NoisePosterior, check_spread
 from bnn_runner.tasks import Task, TaskSpec
+from bnn_runner.training.noise_layers import Where, insert_noise, noise_widths, noisy_layers
 
 LOGIT = "rate_logit"
 

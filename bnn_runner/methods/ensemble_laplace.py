@@ -8,18 +8,17 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.curvature.output_curvature import Kind
+from bnn_runner.curvature.parameter_subset import HeldKind
+from bnn_runner.curvature.structures import Structure
 from bnn_runner.errors import RunFailed, raise_all
-from bnn_runner.hyper import HyperRule
-from bnn_runner.linearised.basis import HeldKind
-from bnn_runner.linearised.output_curvature import Kind
-from bnn_runner.linearised.point import Mode
-from bnn_runner.linearised.structures import Structure
+from bnn_runner.laplace.evidence_point import Mode
 from bnn_runner.methods.laplace import RANK, Laplace
-from bnn_runner.mixtures import Mixture, predictive_log_densities, stacking_weights
-from bnn_runner.modes import true_float32
-from bnn_runner.posteriors import member_distances
-from bnn_runner.streams import derive_seed
+from bnn_runner.posteriors.mixture import Mixture, predictive_log_densities, stacking_weights
+from bnn_runner.posteriors.networks import member_distances
+from bnn_runner.rng import derive_seed
+from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
 BATCH = 256

@@ -10,21 +10,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
-from bnn_runner.devices import thread_count
+from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import UserError, raise_all
-from bnn_runner.hyper import HyperRule
 from bnn_runner.mcmc.chains import run_hamiltonian
 from bnn_runner.mcmc.checkpoint import Checkpoint
+from bnn_runner.mcmc.initialisation import Start, check_memory, refusals, starting_networks, starting_specs
 from bnn_runner.mcmc.posterior import ChainPosterior, treatment
-from bnn_runner.mcmc.starting import Start, check_memory, refusals, starting_networks, starting_specs
 from bnn_runner.mcmc.summary import summarise
 from bnn_runner.mcmc.target import LogPosterior
-from bnn_runner.modes import evaluation_mode
-from bnn_runner.spread import probe_points
-from bnn_runner.streams import derive_seed
+from bnn_runner.posteriors.function_spread import probe_points
+from bnn_runner.rng import derive_seed
+from bnn_runner.runtime.devices import thread_count
+from bnn_runner.runtime.torch_state import evaluation_mode
 from bnn_runner.tasks import Task, TaskSpec
-from bnn_runner.training import SMALL_STEP
+from bnn_runner.training.engine import SMALL_STEP
 
 MOST_PARAMETERS = 20_000
 

@@ -8,22 +8,21 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.curvature.full import bytes_needed
+from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
+from bnn_runner.curvature.low_rank import LowRankCurvature
+from bnn_runner.curvature.output_curvature import Kind, OutputCurvature, samples_problems
+from bnn_runner.curvature.parameter_subset import Basis, HeldKind, basis
+from bnn_runner.curvature.psd import Repairs
+from bnn_runner.curvature.structures import Fit, Structure, rule_of
 from bnn_runner.errors import raise_all
-from bnn_runner.hyper import HyperRule
-from bnn_runner.linearised.algebra import Repairs
-from bnn_runner.linearised.basis import Basis, HeldKind, basis
-from bnn_runner.linearised.decision import decide
-from bnn_runner.linearised.families import family_problems
-from bnn_runner.linearised.full import bytes_needed
-from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
-from bnn_runner.linearised.low_rank import LowRankCurvature
-from bnn_runner.linearised.output_curvature import Kind, OutputCurvature, samples_problems
-from bnn_runner.linearised.point import Mode
-from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace
-from bnn_runner.linearised.structures import Fit, Structure, rule_of
-from bnn_runner.linearised.validation import network_validation_logliks, validation_logliks
-from bnn_runner.modes import true_float32
+from bnn_runner.laplace.evidence_point import Mode
+from bnn_runner.laplace.posterior import LinearisedLaplace, NetworkLaplace
+from bnn_runner.laplace.prior_family import family_problems
+from bnn_runner.laplace.select import decide
+from bnn_runner.laplace.validation_score import network_validation_logliks, validation_logliks
+from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
 FULL_UP_TO = 3000

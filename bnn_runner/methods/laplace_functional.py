@@ -8,27 +8,27 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.curvature.full import FullCurvature
+from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
+from bnn_runner.curvature.output_curvature import Kind, OutputCurvature, samples_problems
+from bnn_runner.curvature.parameter_subset import HeldKind, basis
+from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import RunFailed, raise_all
-from bnn_runner.hyper import HyperRule, family_of
-from bnn_runner.linearised.algebra import Repairs
-from bnn_runner.linearised.basis import HeldKind, basis
-from bnn_runner.linearised.decision import decide
-from bnn_runner.linearised.families import noise_of
-from bnn_runner.linearised.full import FullCurvature
-from bnn_runner.linearised.functional import (
+from bnn_runner.hyper.tied_precisions import family_of
+from bnn_runner.laplace.functional import (
     DualCurvature,
     NystromCurvature,
     NystromGaussian,
     PlainOutputs,
     off_the_features,
 )
-from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
-from bnn_runner.linearised.output_curvature import Kind, OutputCurvature, samples_problems
-from bnn_runner.linearised.posterior import LinearisedLaplace
-from bnn_runner.linearised.rows import TrainingRows
-from bnn_runner.modes import true_float32
-from bnn_runner.streams import generator
+from bnn_runner.laplace.posterior import LinearisedLaplace
+from bnn_runner.laplace.prior_family import noise_of
+from bnn_runner.laplace.select import decide
+from bnn_runner.rng import generator
+from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
 EXACT_ROWS = 3000

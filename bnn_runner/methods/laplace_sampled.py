@@ -9,22 +9,23 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
+from bnn_runner.curvature.output_curvature import Kind, OutputCurvature, samples_problems
+from bnn_runner.curvature.parameter_subset import HeldKind, basis
+from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import raise_all
-from bnn_runner.hyper import Evidence, HyperRule, family_of
-from bnn_runner.linearised.algebra import Repairs
-from bnn_runner.linearised.basis import HeldKind, basis
-from bnn_runner.linearised.decision import decide
-from bnn_runner.linearised.families import noise_of
-from bnn_runner.linearised.jacobians import CHECKED_POINTS, Jacobians
-from bnn_runner.linearised.lanczos import Spectrum
-from bnn_runner.linearised.output_curvature import Kind, OutputCurvature, samples_problems
-from bnn_runner.linearised.point import Mode
-from bnn_runner.linearised.posterior import SampledLaplace
-from bnn_runner.linearised.rows import TrainingRows
-from bnn_runner.linearised.sampling import SampledCurvature
-from bnn_runner.linearised.solvers import ConjugateGradients, Descent, Objective, Solver
-from bnn_runner.modes import true_float32
+from bnn_runner.hyper.evidence import Evidence
+from bnn_runner.hyper.tied_precisions import family_of
+from bnn_runner.laplace.evidence_point import Mode
+from bnn_runner.laplace.log_det import Spectrum
+from bnn_runner.laplace.posterior import SampledLaplace
+from bnn_runner.laplace.prior_family import noise_of
+from bnn_runner.laplace.sampled import SampledCurvature
+from bnn_runner.laplace.select import decide
+from bnn_runner.laplace.solvers import ConjugateGradients, Descent, Objective, Solver
+from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
 CG_UP_TO = 4096

@@ -8,19 +8,18 @@ from typing import ClassVar, Literal
 
 import torch
 
-from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.curvature.blocks import BlockCurvature
+from bnn_runner.curvature.jacobians import Jacobians
+from bnn_runner.curvature.output_curvature import Kind
+from bnn_runner.curvature.parameter_subset import Basis
+from bnn_runner.curvature.psd import Repairs
+from bnn_runner.curvature.subnetwork import Chosen, Select, candidate_names, choose
 from bnn_runner.errors import raise_all
-from bnn_runner.hyper import HyperRule
-from bnn_runner.linearised.algebra import Repairs
-from bnn_runner.linearised.basis import Basis
-from bnn_runner.linearised.blocks import BlockCurvature
-from bnn_runner.linearised.jacobians import Jacobians
-from bnn_runner.linearised.output_curvature import Kind
-from bnn_runner.linearised.point import Mode
-from bnn_runner.linearised.posterior import LinearisedLaplace, NetworkLaplace
-from bnn_runner.linearised.subnetwork import Chosen, Select, candidate_names, choose
+from bnn_runner.laplace.evidence_point import Mode
+from bnn_runner.laplace.posterior import LinearisedLaplace, NetworkLaplace
 from bnn_runner.methods.laplace import Laplace
-from bnn_runner.modes import true_float32
+from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
-from bnn_runner.hyper import HyperRule
-from bnn_runner.posteriors import Networks
+from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.posteriors.networks import Networks
 from bnn_runner.tasks import Task, TaskSpec
 
 

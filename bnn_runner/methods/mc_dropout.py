@@ -9,13 +9,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import FitContext, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import UserError, raise_all
-from bnn_runner.hyper import HyperRule
-from bnn_runner.likelihoods import Gaussian
-from bnn_runner.noise_posterior import NoisePosterior, check_spread
-from bnn_runner.rework import Where, insert_noise, noisy_layers
+from bnn_runner.models.likelihoods import Gaussian
+from bnn_runner.posteriors.noisy_network import NoisePosterior, check_spread
 from bnn_runner.tasks import Task, TaskSpec
+from bnn_runner.training.noise_layers import Where, insert_noise, noisy_layers
 
 
 def multiply(layer: nn.Module, x: Tensor, noise: Tensor) -> Tensor:

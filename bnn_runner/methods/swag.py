@@ -11,15 +11,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, Likelihood, Network, Predictive, TrainingSpec
-from bnn_runner.batchnorm import CleanInputs, batchnorm_layers, recomputed
+from bnn_runner.base import FitContext, HyperRule, Likelihood, Network, Predictive, TrainingSpec
+from bnn_runner.curvature.sharpness import sharpness
 from bnn_runner.errors import raise_all
-from bnn_runner.hyper import HyperRule
-from bnn_runner.posteriors import NetworkDraws, stacked_noise
-from bnn_runner.sharpness import sharpness
-from bnn_runner.spread import function_spread, probe_points, spread_notes
-from bnn_runner.streams import generator
-from bnn_runner.swag_collection import PathMoments, Phase, collect
+from bnn_runner.posteriors.batchnorm import CleanInputs, batchnorm_layers, recomputed
+from bnn_runner.posteriors.function_spread import function_spread, probe_points, spread_notes
+from bnn_runner.posteriors.networks import NetworkDraws, stacked_noise
+from bnn_runner.posteriors.swag_moments import PathMoments, Phase, collect
+from bnn_runner.rng import generator
 from bnn_runner.tasks import Task, TaskSpec
 
 SPREAD_DRAWS = 8

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from bnn_runner.metrics.mixture import NAN
+from bnn_runner.rng import generator
 from bnn_runner.scoring import Evaluation, Score
-from bnn_runner.streams import generator
 
 MIN_DRAWS = 8  # fewer leave nothing to compare at S/4
 PIECE = 4_000_000  # numbers gathered at once

@@ -15,8 +15,8 @@ from bnn_runner.metrics.checks import positive_integers
 from bnn_runner.metrics.gaussian_blocks import exact_scores
 from bnn_runner.metrics.joint import NO_DRAWS
 from bnn_runner.metrics.mixture import log_mixture, log_weights, mean_score, not_available
+from bnn_runner.rng import generator
 from bnn_runner.scoring import Evaluation, Score
-from bnn_runner.streams import generator
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnn_runner.evaluation.closed_form import gaussian_log_prob
 from bnn_runner.metrics.blocks import Blocks, mean_over_blocks
-from bnn_runner.predictives import gaussian_log_prob
 from bnn_runner.scoring import Evaluation, Score
 
 PIECE = 4_000_000  # numbers of covariance blocks held at once

@@ -60,7 +60,7 @@ def draws_used(evaluation: Evaluation) -> int | None:
 
 def unavailable_partners(evaluation: Evaluation) -> dict[str, str]:
     """Out-of-distribution sets that could not be had, by split name, and why (from the evaluation's notes)."""
-    from bnn_runner.evaluation import UNAVAILABLE
+    from bnn_runner.evaluation.evaluate import UNAVAILABLE
 
     found = {}
     for note in evaluation.notes:

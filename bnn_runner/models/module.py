@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from bnn_runner.catalogue import did_you_mean
-from bnn_runner.errors import UserError, raise_all
-from bnn_runner.modes import evaluation_mode
-from bnn_runner.streams import global_stream
+from bnn_runner.errors import UserError, did_you_mean, raise_all
+from bnn_runner.rng import global_stream
+from bnn_runner.runtime.torch_state import evaluation_mode
 from bnn_runner.tasks import TaskSpec
 
 

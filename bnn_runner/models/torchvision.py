@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.catalogue import did_you_mean
-from bnn_runner.errors import UserError
+from bnn_runner.errors import UserError, did_you_mean
 from bnn_runner.tasks import TaskSpec
 
 AUXILIARY = {name: {"aux_logits": False, "init_weights": True} for name in ("googlenet", "inception_v3")}

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bnn_runner.errors import UserError
-from bnn_runner.report.cells import Cell
 from bnn_runner.report.columns import unknown
-from bnn_runner.report.fields import OWN, group_text, known_fields
+from bnn_runner.report.filters import OWN, group_text, known_fields
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import ABSENT, Group, by_size
 from bnn_runner.report.numbers import Summary
+from bnn_runner.report.read_cells import Cell
 from bnn_runner.report.render import header
 from bnn_runner.report.tables import Row, Table, row_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from bnn_runner.report.cells import Cell
+from bnn_runner.report.read_cells import Cell
 from bnn_runner.report.tables import Row, Table
 
 

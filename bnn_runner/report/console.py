@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from bnn_runner.report.cells import ScoreRow
 from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS, EXACT, GROUP_ORDER, Column, group_of, is_companion
 from bnn_runner.report.numbers import number
+from bnn_runner.report.read_cells import ScoreRow
 
 if TYPE_CHECKING:
     from bnn_runner.scoring import Score

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from bnn_runner.errors import UserError
 from bnn_runner.report import style
-from bnn_runner.report.cells import Cell, ScoreRow
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.read_cells import Cell, ScoreRow
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 TEST = Column("marginal_loglik")

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from bnn_runner.errors import UserError
 from bnn_runner.report.axes import differing
-from bnn_runner.report.cells import ScoreRow
 from bnn_runner.report.columns import Column
 from bnn_runner.report.commands import with_words
-from bnn_runner.report.fields import group_text
+from bnn_runner.report.filters import group_text
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import ABSENT
+from bnn_runner.report.read_cells import ScoreRow
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 _LOGLIK = Column("marginal_loglik")

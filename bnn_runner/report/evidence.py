@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from bnn_runner.errors import UserError
 from bnn_runner.report import style
-from bnn_runner.report.cells import ScoreRow
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.read_cells import ScoreRow
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from bnn_runner.config.keys import list_of
 from bnn_runner.errors import UserError
-from bnn_runner.keys import list_of
-from bnn_runner.report.cells import Cell
+from bnn_runner.report.read_cells import Cell
 
 ABSENT = "—"
 _NUMBER = re.compile(r"((?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|\d+)", re.IGNORECASE)

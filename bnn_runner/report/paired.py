@@ -8,7 +8,7 @@ from dataclasses import replace
 from bnn_runner.errors import UserError
 from bnn_runner.report.axes import differing
 from bnn_runner.report.columns import Column
-from bnn_runner.report.fields import Filter, group_text
+from bnn_runner.report.filters import Filter, group_text
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.numbers import Summary
 from bnn_runner.report.render import header

@@ -25,10 +25,10 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
-from bnn_runner.report.cells import Cell, ScoreRow
-from bnn_runner.report.fields import Filter, field_text, parse_filters
+from bnn_runner.report.filters import Filter, field_text, parse_filters
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import Group, group_cells, telling_fields
+from bnn_runner.report.read_cells import Cell, ScoreRow
 from bnn_runner.report.selection import chosen_cells
 from bnn_runner.report.tables import Entry, aggregate
 

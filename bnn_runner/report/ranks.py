@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from bnn_runner.errors import UserError
-from bnn_runner.report.cells import ScoreRow
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.read_cells import ScoreRow
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 Name = tuple[str, ...]

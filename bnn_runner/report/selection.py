@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from bnn_runner.report.cells import Cell
 from bnn_runner.report.columns import Column
+from bnn_runner.report.read_cells import Cell
 
 VALIDATION = Column("marginal_loglik", "val")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bnn_runner.storage import write_atomically
+from bnn_runner.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

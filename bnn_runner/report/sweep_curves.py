@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bnn_runner.report import style
-from bnn_runner.report.cells import ScoreRow
 from bnn_runner.report.columns import EXACT, Column, is_companion
 from bnn_runner.report.comparison import blocks_of, identity, labels_of
+from bnn_runner.report.read_cells import ScoreRow
 from bnn_runner.report.tables import Row, Table, aggregate
 
 if TYPE_CHECKING:

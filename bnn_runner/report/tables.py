@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-from bnn_runner.report.cells import Cell, ScoreRow
 from bnn_runner.report.columns import AT_DRAWS, Column, choose
 from bnn_runner.report.grouping import ABSENT, Group, group_cells, telling_fields
+from bnn_runner.report.read_cells import Cell, ScoreRow
 
 NOT_CONVERGED = "†"
 SHORTENED = "‡"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from bnn_runner.modes import evaluation_mode
+from bnn_runner.runtime.torch_state import evaluation_mode
 
 Estimator = Literal["local", "flipout", "weights"]
 Layer = nn.Linear | nn.Conv2d

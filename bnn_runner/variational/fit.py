@@ -22,15 +22,15 @@ from torch.func import functional_call
 
 from bnn_runner.base import FitContext, Likelihood, Network
 from bnn_runner.errors import Interrupted, RunFailed
-from bnn_runner.likelihoods import Gaussian
-from bnn_runner.optimizers import make_optimizer
-from bnn_runner.schedules import Schedule
-from bnn_runner.storage import write_torch
-from bnn_runner.streams import derive_seed, generator
+from bnn_runner.models.likelihoods import Gaussian
+from bnn_runner.rng import derive_seed, generator
+from bnn_runner.runtime.files import write_torch
 from bnn_runner.tasks import Task
-from bnn_runner.training import CHECKPOINT_SECONDS, batch_bounds
-from bnn_runner.variational.complexity import Complexity
+from bnn_runner.training.engine import CHECKPOINT_SECONDS, batch_bounds
+from bnn_runner.training.optimizers import make_optimizer
+from bnn_runner.training.schedules import Schedule
 from bnn_runner.variational.estimators import Estimator, Layer, matrix_layers, noisy_outputs
+from bnn_runner.variational.kl import Complexity
 
 Annealing = Literal["constant", "linear", "blundell"]
 Tensors = dict[str, Tensor]

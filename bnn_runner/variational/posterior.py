@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import Likelihood, Network
-from bnn_runner.posteriors import NetworkDraws
-from bnn_runner.streams import generator
+from bnn_runner.posteriors.networks import NetworkDraws
+from bnn_runner.rng import generator
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bnn_runner import __version__
-from bnn_runner.catalogue import Catalogue
+from bnn_runner._version import __version__
 from bnn_runner.cli.launch import clear_scratch, make_scratch
 from bnn_runner.cli.main import run
+from bnn_runner.config.groups import Catalogue
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 
 TOY = ["data=toy", "method=toyfit", "metric=[count]", "allow=[toykit]"]

@@ -15,11 +15,11 @@ from PIL import Image
 
 import bnn_runner
 from bnn_runner.api import Run
-from bnn_runner.cli.opening import find_run
+from bnn_runner.cli.open_run import find_run
 from bnn_runner.cli.predict import main
 from bnn_runner.data.table_file import read_table
 from bnn_runner.errors import RunFailed, UserError
-from bnn_runner.prediction import mixture_quantile
+from bnn_runner.runs.predictor import mixture_quantile
 
 SMALL = {"allow": ["tests"], "schedule": "adam", "schedule.epochs": 30, "schedule.batch_size": 20, "schedule.lr": 0.02}
 SMALL |= {"model": "mlp", "model.hidden": [6], "eval.num_draws": 40, "metric": ["marginal"], "figures": False}
@@ -30,7 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("predict")
     (folder / "conf" / "data").mkdir(parents=True)
     for name in ("Boats", "Tiles"):
-        text = f"# own data\n_target_: tests.cli.own_data.{name}\nval_fraction: 0.1\n"
+        text = f"# own data\n_target_: tests.user_data.{name}\nval_fraction: 0.1\n"
         (folder / "conf" / "data" / f"{name.lower()}.yaml").write_text(text)
     return folder
 

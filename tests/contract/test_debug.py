@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bnn_runner.catalogue import Catalogue
-from bnn_runner.config import build, load_experiment
-from bnn_runner.overrides import keys_of, parse, settle
-from tests.contract.choices import METHODS
+from bnn_runner.config.groups import Catalogue
+from bnn_runner.config.overrides import keys_of, parse, settle
+from bnn_runner.experiment import build, load_experiment
+from tests.choices import METHODS
 
 MANY = 20
 SIZES = {"keep", "rank", "features", "pivots", "num_weights", "sgd_batch_size"}

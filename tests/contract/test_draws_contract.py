@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import ClosedForm, Network
-from bnn_runner.evaluation import evaluate
-from tests.contract.choices import METHODS, MODELS, fitted, kinds, one_of_each, small_method, target, too_large, unlike
-from tests.numerics.small_problems import context
+from bnn_runner.evaluation.evaluate import evaluate
+from tests.choices import METHODS, MODELS, fitted, kinds, one_of_each, small_method, target, too_large, unlike
+from tests.problems import context
 
 DRAWN = one_of_each(MODELS)
 PAIRS = [pair for pair in itertools.product(METHODS, DRAWN) if not too_large(*pair)]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from bnn_runner.catalogue import Catalogue, flatten
-from bnn_runner.checking import Checked, check
-from bnn_runner.conditions import SIZES, has_size
-from bnn_runner.config import load_experiment
-from bnn_runner.overrides import keys_of, parse
-from tests.contract.choices import choices
+from bnn_runner.config.groups import Catalogue, flatten
+from bnn_runner.config.overrides import keys_of, parse
+from bnn_runner.config.validate import Checked, check
+from bnn_runner.config.where_rules import SIZES, has_size
+from bnn_runner.experiment import load_experiment
+from tests.choices import choices
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = choices("experiment")

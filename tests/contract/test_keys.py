@@ -1,4 +1,4 @@
-"""Every setting stands on exactly one list of `bnn_runner.keys`; the keys change with what they must change with."""
+"""Every setting stands on exactly one list of `config.keys`; the keys change with what they must change with."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bnn_runner import keys
-from bnn_runner.config import build, compose
-from bnn_runner.overrides import expand
-from tests.contract.choices import METHODS, choices
+from bnn_runner.config import keys
+from bnn_runner.config.overrides import expand
+from bnn_runner.experiment import build, compose
+from tests.choices import METHODS, choices
 
 DATA = choices("data")
 
@@ -72,7 +72,7 @@ def test_every_setting_stands_on_exactly_one_list(data: str) -> None:
                 for name, prefixes in keys.LISTS.items()
                 if any(key == p or key.startswith(f"{p}.") for p in prefixes)
             ]
-            assert listed, f"{key} is on no list of bnn_runner.keys"
+            assert listed, f"{key} is on no list of bnn_runner.config.keys"
             assert keys.list_of(key) in listed
             assert len(listed) == 1 or key in ("data.test_size", "model.weights"), f"{key} is on {listed}"
         seen |= flat.keys()

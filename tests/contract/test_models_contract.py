@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.func import functional_call, jacrev
 
 from bnn_runner.base import Likelihood
-from bnn_runner.lanes import lane_forward
-from bnn_runner.linearised.jacobians import Jacobians
-from bnn_runner.linearised.posterior import last_layer_names
-from tests.contract.choices import KINDS, MODELS, fitting_task, kinds, small_model, unlike
-from tests.numerics.small_problems import make_network
+from bnn_runner.curvature.jacobians import Jacobians
+from bnn_runner.curvature.parameter_subset import last_layer_names
+from bnn_runner.training.lanes import lane_forward
+from tests.choices import KINDS, MODELS, fitting_task, kinds, small_model, unlike
+from tests.problems import make_network
 
 CASES = [(model, kind) for model in MODELS for kind in kinds(model)]
 every_case = pytest.mark.parametrize(("name", "kind"), CASES)

@@ -11,15 +11,15 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
+from bnn_runner.curvature.psd import Repairs
+from bnn_runner.curvature.structures import Fit, Structure, rule_of
+from bnn_runner.curvature.subnetwork import choose
 from bnn_runner.errors import RunFailed
-from bnn_runner.linearised.algebra import Repairs
-from bnn_runner.linearised.jacobians import BatchJacobians, Jacobians
-from bnn_runner.linearised.structures import Fit, Structure, rule_of
-from bnn_runner.linearised.subnetwork import choose
-from bnn_runner.memory import memory_budget
 from bnn_runner.methods.laplace import Laplace
-from tests.contract.choices import KINDS, METHODS, MODELS, fitting_task, make, small_model
-from tests.numerics.small_problems import context, make_network
+from bnn_runner.runtime.memory import memory_budget
+from tests.choices import KINDS, METHODS, MODELS, fitting_task, make, small_model
+from tests.problems import context, make_network
 
 STRUCTURES: tuple[Structure, ...] = get_args(Structure)
 WIDE = ("lenet", "resnet20", "resnet20_groupnorm")

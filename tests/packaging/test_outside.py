@@ -22,7 +22,7 @@ import torch
 from bnn_runner.tasks import TaskSpec
 from bnn_runner.data.splits import Sizes, divide
 from bnn_runner.data.tables import table_task
-from bnn_runner.streams import generator
+from bnn_runner.rng import generator
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bnn_runner.base import TrainingSpec
-from bnn_runner.posteriors import Networks
+from bnn_runner.posteriors.networks import Networks
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from bnn_runner.checking import check
 from bnn_runner.cli import main as bnn_run
 from bnn_runner.cli import predict as bnn_predict
 from bnn_runner.cli import report as bnn_report
+from bnn_runner.config.validate import check
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

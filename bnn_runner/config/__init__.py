@@ -1,0 +1,1 @@
+"""Configuration before anything heavy is imported: groups and choices, overrides, schema, settings, keys."""

@@ -1,0 +1,227 @@
+"""The full GGN, on whichever side is smaller: P × P (primal) or M × M with M = N·C rows (dual).
+
+Everything is said in whitened weights u = Λ^{1/2} δ, where the posterior precision is I + H̃ with
+H̃ = Λ^{-1/2} H Λ^{-1/2}. On the dual side only the r directions V that the data inform are kept:
+Σ̃ = I − V diag(s/(1+s)) Vᵀ, and variances are sums of squares (within V, and off it), so that none
+comes out negative by cancellation; where s is small enough for that to cost no digit, the difference is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bnn_runner.curvature.blocks import outer
+from bnn_runner.curvature.groups import Group, each_tensor
+from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
+from bnn_runner.curvature.layer_pairs import PairSums, pays, pieces_of
+from bnn_runner.curvature.psd import Repairs, add_gram, checked, cholesky, eigh, gram, log_det, mirrored, wide
+from bnn_runner.rng import generator
+from bnn_runner.runtime.memory import budget
+
+CANCELS = 1e7
+"""Largest s up to which a variance is the prior's less what the data take, 1 + s times smaller at most."""
+
+
+def side(num_parameters: int, num_rows: int) -> str:
+    """The smaller side: primal (P × P) or dual (M × M)."""
+    return "primal" if num_parameters <= num_rows else "dual"
+
+
+def bytes_needed(num_parameters: int, num_rows: int) -> int:
+    """Bytes of the largest matrices that a full fit holds (float64, three of them at the peak)."""
+    if side(num_parameters, num_rows) == "primal":
+        return 3 * 8 * num_parameters**2
+    return 8 * (num_rows * num_parameters * 2 + 2 * num_rows**2)
+
+
+@dataclass(frozen=True)
+class FullGaussian:
+    """N(0, (H + Λ)⁻¹): `scale` = Λ^{-1/2} [P]; `vectors` [P, r] and `values` [r] of H̃ (all of them if r = P)."""
+
+    scale: Tensor
+    values: Tensor
+    vectors: Tensor
+    dtype: torch.dtype
+
+    def sample(self, seed: int, start: int, stop: int) -> Tensor:
+        """Draws `start` to `stop`, [S, P]; draw s depends on (seed, s) alone."""
+        size = len(self.scale)
+        z = torch.stack(
+            [
+                torch.randn(size, generator=generator(seed, "posterior", s), dtype=torch.float64)
+                for s in range(start, stop)
+            ]
+        )
+        z = z.to(self.scale.device)
+        shrink = torch.rsqrt(1 + self.values) - 1
+        u = z + ((z @ self.vectors) * shrink) @ self.vectors.T
+        return (u * self.scale).to(self.dtype)
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Σ v for vectors [S, P]."""
+        u = wide(vectors) * self.scale
+        u = u - ((u @ self.vectors) * (self.values / (1 + self.values))) @ self.vectors.T
+        return (u * self.scale).to(vectors)
+
+    def half(self, jacobians: BatchJacobians) -> Tensor:
+        """[B, C, r + P] (or [B, C, P] where all directions are kept) whose products are J Σ Jᵀ, float64."""
+        rows = wide(jacobians.dense()) * self.scale
+        within = rows @ self.vectors
+        informed = within * torch.rsqrt(1 + self.values)
+        if self.vectors.shape[1] == len(self.scale):
+            return informed
+        return torch.cat([informed, rows - within @ self.vectors.T], dim=-1)
+
+    def covariance(self, jacobians: BatchJacobians) -> Tensor:
+        """J Σ Jᵀ at each point, [B, C, C]."""
+        if self.vectors.shape[1] == len(self.scale) or bool((self.values > CANCELS).any()):
+            return outer(self.half(jacobians)).to(self.dtype)
+        rows = wide(jacobians.dense()) * self.scale
+        taken = (rows @ self.vectors) * (self.values / (1 + self.values)).sqrt()
+        return (outer(rows) - outer(taken)).to(self.dtype)
+
+
+@dataclass
+class FullCurvature:
+    """H = JᵀJ with J [M, P] the rows Rᵀ∂f: `gram` is H itself (primal) or None beside `rows` (dual)."""
+
+    rows: Tensor | None
+    gram: Tensor | None
+    sizes: dict[str, int]
+    dtype: torch.dtype
+    repairs: Repairs
+    _spectrum: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    _isotropic: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    _grams: Tensor | None = field(default=None, repr=False)
+
+    def _expand(self, precisions: Tensor) -> Tensor:
+        """One precision a tensor [T] to one a weight [P]."""
+        counts = torch.tensor(list(self.sizes.values()))
+        return precisions.cpu().repeat_interleave(counts).to((self.rows if self.rows is not None else self.gram).device)  # type: ignore[union-attr]
+
+    def _eigen(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Informed eigenvalues [r] and eigenvectors [P, r] of diag(scale) H diag(scale)."""
+        if self.gram is not None:
+            matrix = self.gram if scale is None else scale[:, None] * self.gram * scale
+            return eigh(matrix, "the full curvature", self.repairs)
+        assert self.rows is not None
+        rows = self.rows if scale is None else self.rows * scale
+        values, left = self._dual_eigen(rows) if scale is not None else self._isotropic_spectrum()
+        return values, (rows.T @ left) * values.rsqrt()
+
+    def _dual_eigen(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Informed eigenvalues [r] and eigenvectors [M, r] of the dual side."""
+        values, left = eigh(gram(rows.T), "the full curvature (dual side)", self.repairs)
+        keep = values > values[-1].clamp_min(1e-300) * 1e-13 * len(values)
+        return values[keep], left[:, keep]
+
+    def _isotropic_spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues of H and eigenvectors of its smaller side: all that the evidence needs."""
+        if self._spectrum is None:
+            self._spectrum = self._eigen(None) if self.rows is None else self._dual_eigen(self.rows)
+        return self._spectrum
+
+    def isotropic_eigen(self) -> tuple[Tensor, Tensor]:
+        """The eigendecomposition of H itself, made once: it serves every isotropic precision."""
+        if self._isotropic is None:
+            self._isotropic = self._isotropic_spectrum() if self.rows is None else self._eigen(None)
+        return self._isotropic
+
+    def log_det_ratio(self, precisions: Tensor) -> Tensor:
+        """Log det(H + Λ) − log det Λ for one precision [1] or one a tensor [T], float64, differentiable.
+
+        A single one costs O(P) after one eigendecomposition. Several cost a Cholesky factor
+        of the smaller side each time, and its inverse for the derivatives.
+        """
+        if len(precisions) == 1:
+            values, _ = self._isotropic_spectrum()
+            return torch.log1p(values / precisions[0].to(values.device)).sum()
+        return log_det(self._system(precisions), "the full curvature", self.repairs)
+
+    def _system(self, precisions: Tensor) -> Tensor:
+        """I + H̃ on the smaller side, differentiable; on the dual side from the cached Gram matrix of each tensor."""
+        if self.gram is not None:
+            scale = self._expand(precisions).rsqrt()
+            matrix = scale[:, None] * self.gram * scale
+        else:
+            if self._grams is None:
+                assert self.rows is not None
+                parts = self.rows.split(list(self.sizes.values()), dim=1)
+                self._grams = torch.stack([gram(p.T) for p in parts])
+            matrix = torch.tensordot(precisions.to(self._grams.device).reciprocal(), self._grams, dims=1)
+        identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        return matrix + identity
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return each_tensor(tuple(self.sizes))
+
+    def effective_dimensions(self, precisions: Tensor) -> Tensor:
+        """Tr_g H (H + Λ)⁻¹ of each tensor, [T].
+
+        One precision for all: Σ_{j in g} Σ_i V_ji² s_i/(1 + s_i) with V, s of H̃, from the one spectrum. Several:
+        the diagonal of I − (I + H̃)⁻¹ (primal), or the trace of (I + H̃)⁻¹ times the group's Gram matrix over λ_g (dual).
+        """
+        parts = list(self.sizes.values())
+        if bool((precisions == precisions[0]).all()):
+            gaussian = self.gaussian(precisions.expand(len(parts)))
+            each = gaussian.vectors.square() @ (gaussian.values / (1 + gaussian.values))
+            return torch.stack([part.sum() for part in each.split(parts)]).cpu()
+        inverse = torch.cholesky_inverse(cholesky(self._system(precisions), "the full curvature", self.repairs))
+        if self.gram is not None:
+            return torch.stack([part.sum() for part in (1 - inverse.diagonal()).split(parts)]).cpu()
+        assert self._grams is not None
+        return torch.einsum("tij,ij->t", self._grams, inverse).cpu() / precisions.cpu()
+
+    def gaussian(self, precisions: Tensor) -> FullGaussian:
+        scale = self._expand(precisions).rsqrt()
+        if bool((precisions == precisions[0]).all()):
+            values, vectors = self.isotropic_eigen()
+            values = values / float(precisions[0])
+        else:
+            values, vectors = self._eigen(scale)
+        return FullGaussian(scale, values, vectors, self.dtype)
+
+
+def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: int, repairs: Repairs) -> FullCurvature:
+    """The exact GGN. Raises `RunFailed`, before anything is allocated, where it would not fit in memory."""
+    sizes = jacobians.sizes()
+    total = sum(sizes.values())
+    budget().reserve(
+        f"the full curvature of {total:,} weights and {num_rows:,} output rows",
+        bytes_needed(total, num_rows),
+        "Take method.structure=kfac or diag, or method.weights=last_layer.",
+    )
+    dtype = jacobians.network.parameters[jacobians.names[0]].dtype
+    if side(total, num_rows) == "primal":
+        total_gram = _gram(batches, total)
+        # The diagonal has a number that is not finite where its row or column has one.
+        _check_columns(total_gram.diagonal().unsqueeze(0), sizes)
+        return FullCurvature(None, total_gram, sizes, dtype, repairs)
+    collected = torch.cat([wide(batch.dense().flatten(0, 1)) for batch in batches])
+    _check_columns(collected, sizes)
+    return FullCurvature(collected, None, sizes, dtype, repairs)
+
+
+def _gram(batches: Iterator[BatchJacobians], size: int) -> Tensor:
+    """H [P, P] of all batches, by pairs of layers where that is less work, else from the rows of the Jacobian."""
+    pairs, total = PairSums(), None
+    for batch in batches:
+        if pays(batch.tensors.values()):
+            pairs.add(pieces_of(batch.tensors))
+            continue
+        rows = wide(batch.dense().flatten(0, 1))
+        total = rows.new_zeros(size, size) if total is None else total
+        add_gram(total, rows)
+    assert total is None or pairs.empty, "a tensor's form is the same in every batch"
+    return pairs.matrix() if total is None else mirrored(total)
+
+
+def _check_columns(columns: Tensor, sizes: dict[str, int]) -> None:
+    """Raises an error naming the first tensor with a number in its `columns` [.., P] that is not finite."""
+    for name, part in zip(sizes, columns.split(list(sizes.values()), dim=1), strict=True):
+        checked(part, name)

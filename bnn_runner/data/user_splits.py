@@ -1,0 +1,88 @@
+"""What data sets of the user's own share: the seeded split, labels numbered from 0, and the content of a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bnn_runner.data.splits import Parts, Sizes, divide, seeded_order
+from bnn_runner.data.test_fraction import halves_of
+from bnn_runner.errors import UserError
+from bnn_runner.rng import generator
+from bnn_runner.tasks import Task
+
+MOST_CLASSES = 1000
+NEED_PATH = "data={choice} needs a file of yours. Give data.path={example} (relative to where the command is started)."
+
+
+def seeded_parts(rows: int, labels: Tensor | None, test_fraction: float, sizes: Sizes, seed: int) -> Parts:
+    """Parts of `rows` points without a split of their own; stratified where there are `labels` [N]."""
+    order = seeded_order(rows, labels, generator(seed, "split", "own"))
+    num_train, _ = halves_of(rows, test_fraction)
+    train, test = order[:num_train].sort().values, order[num_train:].sort().values
+    held = (None, None) if labels is None else (labels[train], labels[test])
+    return divide(train, test, sizes, seed, *held)
+
+
+def numbered(labels: Sequence[str | float]) -> tuple[Tensor, tuple[str, ...]]:
+    """Labels numbered from 0 [N], in ascending order (numbers by size, else by the alphabet), and what they were.
+
+    >>> numbered([3.0, 1.0, 3.0])
+    (tensor([1, 0, 1]), ('1', '3'))
+    """
+    if any(isinstance(label, str) for label in labels):
+        names = sorted({str(label) for label in labels})
+        places = {name: i for i, name in enumerate(names)}
+        return torch.tensor([places[str(label)] for label in labels]), tuple(names)
+    values = sorted({float(label) for label in labels})
+    index = {value: i for i, value in enumerate(values)}
+    found = torch.tensor([index[float(label)] for label in labels])
+    return found, tuple(repr(int(v)) if v.is_integer() else repr(v) for v in values)
+
+
+def map_note(names: Sequence[str]) -> tuple[str, ...]:
+    """Which label is which class, said where they are not 0, 1, 2, ... already."""
+    if list(names) == [str(i) for i in range(len(names))]:
+        return ()
+    shown = ", ".join(f"{name} is class {i}" for i, name in enumerate(names[:20]))
+    return (f"labels: {shown}{' and so on' if len(names) > 20 else ''}",)
+
+
+def class_problems(names: Sequence[str], where: str, rows: int) -> list[str]:
+    """What is wrong with the labels of a whole set."""
+    if len(names) < 2:
+        return [f"{where} has one and the same label, {names[0]}, in all {rows} rows. There is nothing to tell apart."]
+    if len(names) > MOST_CLASSES or len(names) > max(rows // 2, 2):
+        return [
+            f"{where} has {len(names)} different labels in {rows} rows: too many for classes. If it is a number to "
+            "predict, set data.task=regression; else name another column by data.target."
+        ]
+    return []
+
+
+def check_classes(labels: Tensor, parts: Parts, names: Sequence[str]) -> tuple[str, ...]:
+    """Notes on classes that a part lacks. Raises `UserError` for a training part of one class."""
+    counts = torch.bincount(labels[parts.train], minlength=len(names))
+    if int((counts > 0).sum()) < 2:
+        raise UserError(
+            f"All {len(parts.train)} training points have the label {names[int(counts.argmax())]}. Nothing can be "
+            "learned from one class. Raise data.train_size, lower data.test_fraction, or choose another seed."
+        )
+    notes = [f"class {names[i]} has no training point" for i in (counts == 0).nonzero().flatten().tolist()]
+    for name, rows in (("validation", parts.val), ("test", parts.test)):
+        if len(rows) and len(labels[rows].unique()) == 1:
+            notes.append(f"the {name} part holds one class only, {names[int(labels[rows[0]])]}")
+    return tuple(notes)
+
+
+def with_content(task: Task, path: Path) -> Task:
+    """The task, its fingerprint mixed with a hash of the file: any change of it makes runs on it anew."""
+    digest = hashlib.blake2b(task.fingerprint.encode(), digest_size=16)
+    with path.open("rb") as file:
+        digest.update(hashlib.file_digest(file, "sha256").digest())
+    return replace(task, fingerprint=digest.hexdigest())

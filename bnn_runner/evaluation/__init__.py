@@ -1,0 +1,1 @@
+"""From a posterior to an `Evaluation`: log-likelihoods of every draw, closed forms, temperature, storage."""

@@ -1,0 +1,340 @@
+"""From a posterior to an `Evaluation`: everything that metrics need, once, on the CPU.
+
+Draw chunks run outside and data inside, so that few weight vectors live at once and whatever a draw
+must prepare (batchnorm statistics, say) is prepared once. The same draws see test, val and every
+out-of-distribution set. All numbers are in original target units and nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Centred, ClosedForm, Draws, Posterior, Predictive
+from bnn_runner.errors import RunFailed, UserError, raise_all
+from bnn_runner.evaluation.accumulators import ClassTally, RegressionTally, Tally
+from bnn_runner.evaluation.closed_form import gaussian_log_prob, variances
+from bnn_runner.evaluation.temperature import closed_form_log_probs, wide
+from bnn_runner.rng import generator
+from bnn_runner.runtime.memory import TooLarge, budget, out_of_memory
+from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
+from bnn_runner.tasks import Split, Task
+
+UNAVAILABLE = "unavailable "  # a note "unavailable ood/<name>: <reason>" stands for an absent split
+DRAW_FLOATS = 64_000_000  # numbers held by the draws of one chunk
+OUTPUT_FLOATS = 8_000_000  # numbers in one [S, B, K] output
+JOINT_POINTS = 2_000  # the exact Gaussian joint is kept up to this many test points (an [N, N] matrix)
+
+_MaybeTensor = TypeVar("_MaybeTensor", Tensor, Tensor | None)
+Progress = Callable[[str, int, int], None]
+
+
+class _MeanVariance(Protocol):
+    """The part of a regression likelihood that evaluation needs beside `log_prob`."""
+
+    def mean_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def evaluate(
+    task: Task,
+    posterior: Posterior,
+    predictive: Predictive,
+    num_draws: int,
+    seed: int,
+    batch_size: int,
+    max_ood: int,
+    progress: Progress = lambda stage, done, total: None,
+    temperature: float | None = None,
+    max_shift: int = 0,
+) -> Evaluation:
+    """Score `posterior` on test, val and every out-of-distribution set of `task`.
+
+    `predictive`: "draws" (S functions; joint scores exist), "closed_form" (regression: the exact
+    Gaussian; classes: probit) or "bridge" (Laplace bridge, classes). Each out-of-distribution set is
+    cut to a subset of `max_ood` points that depends on the seed and its name only; of the shifted
+    test set `max_shift` points are scored, the same at every level. A regression posterior with
+    closed-form moments also leaves its exact Gaussian joint for up to JOINT_POINTS test points.
+    `temperature` divides the logits of classes (see `calibration`). Log-likelihoods are float64
+    (float32 above 20 million numbers, with a note).
+
+    Raises `UserError` for settings that cannot be, `RunFailed` when draws are not frozen functions.
+    """
+    raise_all(_problems(task, posterior, predictive, num_draws, batch_size))
+    splits, notes = _splits(task, max_ood, max_shift, seed)
+    with torch.no_grad():
+        if predictive == "draws":
+            scored = _score_draws(task, posterior, splits, num_draws, seed, batch_size, progress, temperature)
+        else:
+            assert isinstance(posterior, ClosedForm)
+            scored = _score_moments(task, posterior, predictive, splits, batch_size, progress, temperature)
+        joint, joint_notes = _gaussian_joint(task, posterior, batch_size)
+        scored_splits = _with_centre(task, posterior, scored.splits, batch_size)
+    return Evaluation(
+        kind=task.spec.kind,
+        predictive="probit" if predictive == "closed_form" and task.spec.kind == "classification" else predictive,
+        finite=posterior.finite,
+        has_joint=predictive == "draws",
+        log_weights=scored.log_weights,
+        splits=scored_splits,
+        gaussian_joint=joint,
+        temperature=temperature,
+        notes=(*notes, *scored.notes, *joint_notes),
+    )
+
+
+def _with_centre(
+    task: Task, posterior: Posterior, splits: Mapping[str, SplitEvaluation], batch_size: int
+) -> dict[str, SplitEvaluation]:
+    """The test split with the class that the posterior's centre prefers, where it has one."""
+    if task.spec.kind != "classification" or not isinstance(posterior, Centred):
+        return dict(splits)
+    preferred = torch.cat([posterior.centre(x).argmax(-1).cpu() for x, _ in task.test.batches(batch_size)])
+    return {**splits, "test": replace(splits["test"], centre=preferred)}
+
+
+@dataclass(frozen=True)
+class _Scored:
+    log_weights: Tensor
+    splits: Mapping[str, SplitEvaluation]
+    notes: tuple[str, ...]
+
+
+def _problems(task: Task, posterior: Posterior, predictive: str, num_draws: int, batch_size: int) -> list[str]:
+    problems = []
+    if num_draws < 1:
+        problems.append(f"eval.num_draws={num_draws} leaves nothing to average. It must be at least 1.")
+    if batch_size < 1:
+        problems.append(f"eval.batch_size={batch_size} holds no point. It must be at least 1.")
+    if predictive == "bridge" and task.spec.kind != "classification":
+        problems.append(
+            f"The predictive 'bridge' does not fit data={task.spec.name}. The Laplace bridge gives class "
+            "probabilities and this is regression. Use method.predictive=closed_form or method.predictive=draws."
+        )
+    if predictive not in ("draws", "closed_form", "bridge"):
+        problems.append(f"There is no predictive '{predictive}'. method.predictive is draws, closed_form or bridge.")
+    elif predictive != "draws" and not isinstance(posterior, ClosedForm):
+        problems.append(
+            f"The predictive '{predictive}' needs output moments in closed form, which this posterior does not have. "
+            "Use method.predictive=draws."
+        )
+    return problems
+
+
+def _splits(task: Task, max_ood: int, max_shift: int, seed: int) -> tuple[dict[str, Split], list[str]]:
+    """What is evaluated, by name, and notes on what is left out."""
+    named = {"test": task.test} | ({"val": task.val} if len(task.val) else {})
+    notes = [f"{UNAVAILABLE}ood/{name}: {reason}" for name, reason in sorted(task.unavailable.items())]
+    for name, split in task.ood.items():
+        if len(split) > max_ood:
+            chosen = torch.randperm(len(split), generator=generator(seed, "eval", "ood", name))[:max_ood]
+            notes.append(f"ood/{name}: {max_ood} of {len(split)} points, chosen by the seed")
+            split = split.subset(chosen.sort().values)
+        if len(split):
+            named[f"ood/{name}"] = split
+    if max_shift and task.shifted:
+        # The same points at every level, so that levels differ by the shift alone.
+        order = torch.randperm(len(task.test), generator=generator(seed, "eval", "shift"))
+        chosen = order[:max_shift].sort().values
+        notes.append(f"shift/*: {len(chosen)} of {len(order)} test points, the same at every level")
+        named |= {f"shift/{name}": split.subset(chosen) for name, split in task.shifted.items()}
+    return named, notes
+
+
+# -------------------------------------------------------------------------------------- draws
+
+
+def _score_draws(
+    task: Task,
+    posterior: Posterior,
+    splits: Mapping[str, Split],
+    num_draws: int,
+    seed: int,
+    batch_size: int,
+    progress: Progress,
+    temperature: float | None,
+) -> _Scored:
+    draws = posterior.draws(num_draws, seed)
+    size = len(draws)
+    log_weights = draws.log_weights.detach().cpu().double()
+    weights = torch.softmax(log_weights, 0)
+    check_frozen(draws, task.test)
+    tallies = {name: _tally(task, posterior, split, size, weights) for name, split in splits.items()}
+    held, shown = min(DRAW_FLOATS, budget().floats(0.25)), min(OUTPUT_FLOATS, budget().floats(0.05))
+    chunk = max(1, min(size, int(held // max(draws.floats_per_draw, 1))))
+    chunk = max(1, min(chunk, int(shown // (batch_size * task.spec.num_outputs))))
+    per_chunk = sum(-(-len(split) // batch_size) for split in splits.values())
+    done, total = 0, per_chunk * -(-size // chunk)
+    for first in range(0, size, chunk):
+        part = draws[first : first + chunk]  # one slice for all data: it may prepare something costly once
+        for name, split in splits.items():
+            start = 0
+            for x, y in split.batches(batch_size):
+                outputs = _wide(outputs_within_memory(part, x))
+                if temperature is not None:
+                    outputs = outputs / temperature
+                tallies[name].add(first, start, outputs, _wide(y), part.likelihood)
+                start += len(x)
+                done += 1
+                progress("evaluation", done, total)
+    notes = [note for tally in tallies.values() for note in tally.notes()]
+    return _Scored(log_weights, {name: tally.result() for name, tally in tallies.items()}, tuple(dict.fromkeys(notes)))
+
+
+def _tally(task: Task, posterior: Posterior, split: Split, num_draws: int, weights: Tensor) -> Tally:
+    if task.spec.kind == "classification":
+        return ClassTally(split, num_draws, weights)
+    return RegressionTally(split, num_draws, task.target_mean, task.target_scale)
+
+
+def check_frozen(draws: Draws, split: Split) -> None:
+    """Raise `RunFailed` unless the first draws are functions: a point's output may not depend on the call.
+
+    A joint likelihood over fresh randomness per input is silently wrong (its marginal is not), so
+    a few points are asked twice: in the same batch, and among other points. The tolerance leaves
+    room for matrix products of reduced precision, which change a little with the batch's shape.
+    """
+    x, _ = split.gather(torch.arange(min(4, len(split)), device=split.inputs.device))
+    probe = draws[0:2]
+    whole, again, tail = probe(x), probe(x), probe(x[len(x) // 2 :])
+    scale = 1.0 + float(whole.abs().nan_to_num(0, 0, 0).max())
+    for name, other, reference, tolerance in (
+        ("when the same points are asked again", again, whole, 1e-4),
+        ("with the other points of its batch", tail, whole[:, len(x) // 2 :], 3e-3),
+    ):
+        gap = float((other - reference).abs().nan_to_num(0, 0, 0).max())
+        if gap > tolerance * scale:
+            raise RunFailed(
+                f"The output of a posterior draw changes by {gap:.3g} {name}. A draw must be one fixed function, or "
+                "joint scores are wrong without a sign of it. Fix the method: all randomness of draw s comes from "
+                "(seed, s), and batchnorm is in evaluation mode."
+            )
+
+
+def outputs_within_memory(draws: Draws, x: Tensor) -> Tensor:
+    """`draws(x)` [S, B, K]; when the accelerator's memory does not hold it, in halves (draws first, then points)."""
+    try:
+        return draws(x)
+    except Exception as error:
+        if not out_of_memory(error) or (len(draws) == 1 and len(x) == 1):
+            raise
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if len(draws) > 1:
+        half = len(draws) // 2
+        return torch.cat([outputs_within_memory(draws[:half], x), outputs_within_memory(draws[half:], x)])
+    half = len(x) // 2
+    return torch.cat([outputs_within_memory(draws, x[:half]), outputs_within_memory(draws, x[half:])], dim=1)
+
+
+def _wide(values: _MaybeTensor) -> _MaybeTensor:
+    """Floating-point numbers in float64 where the device has it, else float32: never half precision."""
+    if values is None or not values.is_floating_point():
+        return values
+    return wide(values)
+
+
+# -------------------------------------------------------------------------------- closed forms
+
+
+def _score_moments(
+    task: Task,
+    posterior: ClosedForm,
+    predictive: Predictive,
+    splits: Mapping[str, Split],
+    batch_size: int,
+    progress: Progress,
+    temperature: float | None,
+) -> _Scored:
+    """One Gaussian over outputs per point, so S = 1 and nothing joint."""
+    done, total = 0, sum(-(-len(split) // batch_size) for split in splits.values())
+    repaired = 0
+    results = {}
+    for name, split in splits.items():
+        pieces: list[SplitEvaluation] = []
+        for x, y in split.batches(batch_size):
+            if task.spec.kind == "classification":
+                piece, count = _class_piece(posterior, predictive, x, y, temperature)
+            else:
+                piece, count = _regression_piece(task, posterior, x, y)
+            pieces.append(piece)
+            repaired += count
+            done += 1
+            progress("evaluation", done, total)
+        results[name] = _concatenate(pieces, split)
+    notes = (f"{repaired} slightly negative predictive variances were set to zero",) if repaired else ()
+    return _Scored(torch.zeros(1, dtype=torch.float64), results, notes)
+
+
+def _class_piece(
+    posterior: ClosedForm, predictive: Predictive, x: Tensor, y: Tensor | None, temperature: float | None
+) -> tuple[SplitEvaluation, int]:
+    log_probs, repaired = closed_form_log_probs(posterior.moments(x), predictive, temperature)
+    loglik = None if y is None else log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1).unsqueeze(0)
+    return SplitEvaluation(ids=torch.empty(0), loglik=loglik, targets=y, mean_probs=log_probs.exp()), repaired
+
+
+def _regression_piece(task: Task, posterior: ClosedForm, x: Tensor, y: Tensor | None) -> tuple[SplitEvaluation, int]:
+    moments = posterior.moments(x)
+    mean, covariance = _wide(moments.mean), _wide(moments.covariance)
+    epistemic, repaired = variances(covariance)
+    likelihood = cast(Posterior, posterior).likelihood
+    centre, noise = cast(_MeanVariance, likelihood).mean_variance(mean)
+    if centre.shape != mean.shape:
+        raise UserError(
+            "The closed-form predictive does not fit this likelihood. Its outputs are not the mean of the target, so "
+            "the predictive is no Gaussian. Use method.predictive=draws."
+        )
+    noise = noise.expand(mean.shape)
+    shift, scale = _wide(task.target_mean), _wide(task.target_scale)
+    loglik = None
+    if y is not None:
+        loglik = gaussian_log_prob(_wide(y), mean, covariance + torch.diag_embed(noise)) - scale.log().sum()
+    piece = SplitEvaluation(
+        ids=torch.empty(0),
+        loglik=None if loglik is None else loglik.unsqueeze(0),
+        targets=None if y is None else shift + scale * _wide(y),
+        means=(shift + scale * mean).unsqueeze(0),
+        variances=(scale.square() * (epistemic + noise)).unsqueeze(0),
+        epistemic=scale.square() * epistemic,
+    )
+    return piece, repaired
+
+
+def _concatenate(pieces: list[SplitEvaluation], split: Split) -> SplitEvaluation:
+    """Batches of one split put together, on the CPU."""
+
+    def joined(name: str, dim: int) -> Tensor | None:
+        tensors = [getattr(piece, name) for piece in pieces]
+        if any(t is None for t in tensors):
+            return None
+        whole = torch.cat([t.cpu() for t in tensors], dim=dim)
+        return whole.double() if whole.is_floating_point() else whole
+
+    axes = {"loglik": 1, "targets": 0, "mean_probs": 0, "means": 1, "variances": 1, "epistemic": 0}
+    return SplitEvaluation(ids=split.ids.cpu(), **{name: joined(name, dim) for name, dim in axes.items()})
+
+
+def _gaussian_joint(task: Task, posterior: Posterior, batch_size: int) -> tuple[GaussianJoint | None, tuple[str, ...]]:
+    """The exact joint predictive of the test targets, where the posterior is a Gaussian process in effect."""
+    if task.spec.kind != "regression" or task.test.targets is None or task.test.targets.shape[-1] != 1:
+        return None, ()
+    if not isinstance(posterior, ClosedForm):
+        return None, ()
+    if len(task.test) > JOINT_POINTS:
+        return None, (f"no exact Gaussian joint: {len(task.test)} test points are more than {JOINT_POINTS}",)
+    means = torch.cat([_wide(posterior.moments(x).mean) for x, _ in task.test.batches(batch_size)])
+    centre, noise = cast(_MeanVariance, posterior.likelihood).mean_variance(means)
+    if centre.shape != means.shape:
+        return None, ("no exact Gaussian joint: the likelihood's mean is not the network's output",)
+    try:
+        outputs = _wide(posterior.joint_covariance(task.test))
+    except TooLarge as error:
+        return None, (f"no exact Gaussian joint: {error}",)
+    covariance = outputs + torch.diag(noise.expand(means.shape).squeeze(-1))
+    shift, scale = task.target_mean.cpu().double(), task.target_scale.cpu().double()
+    mean = (shift + scale * means.cpu().double()).squeeze(-1)
+    return GaussianJoint(mean, scale.square() * covariance.cpu().double()), ()

@@ -1,0 +1,106 @@
+"""Evaluations on disk: plain tensors (safetensors) with one JSON file beside them.
+
+Each file is written under a temporary name, flushed and renamed; the JSON file, which carries a
+digest of the tensors, comes last. A file cut short or a pair that does not belong together is
+never read as if it were whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+from bnn_runner.errors import UserError
+from bnn_runner.runtime.files import write_atomically, write_json
+from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
+
+TENSORS, FACTS = "evaluation.safetensors", "evaluation.json"
+FORMAT = 1
+_FIELDS = ("ids", "loglik", "targets", "mean_probs", "mean_entropy", "centre", "means", "variances", "epistemic")
+
+
+class DamagedEvaluation(UserError):
+    """A saved evaluation that cannot be trusted: absent, cut short, altered, or of another format."""
+
+
+def save(evaluation: Evaluation, folder: Path) -> None:
+    """Write `evaluation` into `folder` (made if absent), replacing one that is there."""
+    tensors: dict[str, Tensor] = {"log_weights": evaluation.log_weights}
+    for name, split in evaluation.splits.items():
+        for field in _FIELDS:
+            value = getattr(split, field)
+            if value is not None:
+                tensors[f"splits/{name}/{field}"] = value
+    if evaluation.gaussian_joint is not None:
+        tensors["gaussian_joint/mean"] = evaluation.gaussian_joint.mean
+        tensors["gaussian_joint/covariance"] = evaluation.gaussian_joint.covariance
+    # clone: safetensors refuses tensors that share memory
+    data = tensors_to_bytes({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
+    facts = {
+        "format": FORMAT,
+        "kind": evaluation.kind,
+        "predictive": evaluation.predictive,
+        "finite": evaluation.finite,
+        "has_joint": evaluation.has_joint,
+        "temperature": evaluation.temperature,
+        "splits": list(evaluation.splits),
+        "notes": list(evaluation.notes),
+        "digest": _digest(data),
+    }
+    write_atomically(folder / TENSORS, lambda f: f.write(data))
+    write_json(folder / FACTS, facts)
+
+
+def load(folder: Path) -> Evaluation:
+    """The evaluation saved in `folder`, on the CPU. Raises `DamagedEvaluation`."""
+    try:
+        facts: dict[str, Any] = json.loads((folder / FACTS).read_bytes())
+        data = (folder / TENSORS).read_bytes()
+    except FileNotFoundError as error:
+        raise _damaged(folder, f"{Path(error.filename).name} is missing") from None
+    except ValueError:  # not JSON, or not text
+        raise _damaged(folder, f"{FACTS} cannot be read") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise _damaged(folder, f"{FACTS} is not of format {FORMAT}")
+    if facts.get("digest") != _digest(data):
+        raise _damaged(folder, f"{TENSORS} is not the file that {FACTS} was written with")
+    try:
+        tensors = tensors_from_bytes(data)
+        splits = {
+            name: SplitEvaluation(**{f: tensors.get(f"splits/{name}/{f}") for f in _FIELDS})  # type: ignore[arg-type]
+            for name in facts["splits"]
+        }
+        joint = None
+        if "gaussian_joint/mean" in tensors:
+            joint = GaussianJoint(tensors["gaussian_joint/mean"], tensors["gaussian_joint/covariance"])
+        return Evaluation(
+            kind=facts["kind"],
+            predictive=facts["predictive"],
+            finite=facts["finite"],
+            has_joint=facts["has_joint"],
+            log_weights=tensors["log_weights"],
+            splits=splits,
+            gaussian_joint=joint,
+            temperature=facts["temperature"],
+            notes=tuple(facts["notes"]),
+        )
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise _damaged(folder, str(error)) from None
+
+
+def _damaged(folder: Path, why: str) -> DamagedEvaluation:
+    return DamagedEvaluation(
+        f"The evaluation saved in {folder} is damaged: {why}. Its scores cannot be recomputed. "
+        "Run the cell again with force=true."
+    )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,82 @@
+"""What rules with several precisions share: which groups have one precision in common, bounds, sums over groups."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Choice, HyperRule, PrecisionProblem
+from bnn_runner.hyper.per_weight import each_weight
+
+Noise = Literal["trained", "evidence"]
+Family = Literal["isotropic", "layerwise", "groupwise", "parameter", "g"]
+
+
+def family_of(rule: HyperRule) -> str:
+    """The family a rule chooses in; isotropic for one that has no such key."""
+    return str(getattr(rule, "family", "isotropic"))
+
+
+def tied(problem: PrecisionProblem, family: Family) -> Tensor:
+    """Which variable each of the T groups has its precision from, [T] int64."""
+    count = len(problem.names)
+    if family in ("isotropic", "g"):
+        return torch.zeros(count, dtype=torch.int64)
+    if family == "layerwise":
+        return torch.arange(count)
+    own = torch.tensor([name in problem.invariant for name in problem.names])
+    if bool(own.all()):
+        return torch.arange(count)
+    return torch.where(own, own.cumsum(0), 0)
+
+
+def for_each_weight(
+    problem: PrecisionProblem, rule: str, steps: int, tolerance: float, low: float, high: float
+) -> Choice:
+    """One precision a weight, [P], in closed form (`per_weight`); the problem has a diagonal curvature."""
+    assert problem.diagonal is not None, "refused before the fit"
+    start = inside(problem.start, low, high).repeat_interleave(torch.tensor(problem.sizes))
+    return Choice(*each_weight(rule, problem.diagonal, start, problem.squares, steps, tolerance, low, high))
+
+
+def sum_by(values: Tensor, ties: Tensor) -> Tensor:
+    """Sums [G] of values [T] over the groups of each variable."""
+    return torch.zeros(int(ties.max()) + 1, dtype=values.dtype).index_add(0, ties, values)
+
+
+def mean_by(values: Tensor, ties: Tensor) -> Tensor:
+    """Means [G] of values [T] over the groups of each variable."""
+    return sum_by(values, ties) / sum_by(torch.ones_like(values), ties)
+
+
+def at_bound(rule: str, problem: PrecisionProblem, stuck: Tensor) -> str:
+    """What is said of precisions that ran away, `stuck` [T]."""
+    some = ", ".join(n for n, s in zip(problem.names, stuck.tolist(), strict=True) if s)
+    which = "all weights" if bool(stuck.all()) else some
+    return f"hyper={rule}: the precision of {which} ran to a bound and keeps its start value"
+
+
+def range_problems(low: float, high: float, steps: int) -> list[str]:
+    """What is wrong with the bounds and the length of a search."""
+    problems = []
+    if not 0 < 4 * low <= high < math.inf:
+        problems.append(f"hyper.low={low} and hyper.high={high} leave no room. They need 0 < 4 low <= high.")
+    if steps < 1:
+        problems.append(f"hyper.steps={steps} searches nothing. It must be 1 or more.")
+    return problems
+
+
+def tolerance_problems(tolerance: float) -> list[str]:
+    """What is wrong with the change of log λ at which a rule has settled."""
+    if 0 < tolerance < 1:
+        return []
+    return [f"hyper.tolerance={tolerance} is no change of a logarithm. It must be between 0 and 1."]
+
+
+def inside(start: Tensor, low: float, high: float) -> Tensor:
+    """Start values well inside the bounds, where a gradient or a step can still move them; 1 for a prior of 0."""
+    bounds = low * 2, max(low * 2, high / 2)
+    return torch.where(start > 0, start, torch.ones_like(start)).clamp(*bounds)

@@ -1,0 +1,106 @@
+"""Hyperparameter rules that act while a network is trained: what the engine asks of one, and the state it keeps.
+
+Such a rule changes the training prior between epochs, so it belongs to the trained network: its
+fields join the network's cache key, and every method that is fitted to the network shares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from bnn_runner.base import Method, Network
+    from bnn_runner.tasks import Task
+    from bnn_runner.training.schedules import Schedule
+
+
+@dataclass
+class TuningState:
+    """What a rule changes: precisions of the parameter tensors by name, and what it goes on from.
+
+    `trace` has one row an update. `moments` are the rule's own numbers (those of an optimiser in log λ).
+    `settled` ends the training. `best` are the weights to end with, where they are not the last ones:
+    a mapping of parameters, buffers, log_noise, precisions and evidence.
+    """
+
+    precisions: dict[str, float]
+    trace: list[dict[str, Any]] = field(default_factory=list)
+    moments: list[Tensor] = field(default_factory=list)
+    settled: bool = False
+    best: dict[str, Any] = field(default_factory=dict)
+
+    def payload(self) -> dict[str, Any]:
+        """Everything as plain tensors and numbers; `restore` takes it."""
+        return dict(vars(self))
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        for name in vars(self):
+            setattr(self, name, saved[name])
+
+
+@runtime_checkable
+class TrainingRule(Protocol):
+    """A hyperparameter rule that changes the training prior on the way; a frozen dataclass like every rule.
+
+    Epochs are counted from 1 and are over when they are named; `seed` is that of the lane.
+    """
+
+    def epochs(self, schedule: Schedule) -> int:
+        """How many epochs are trained at most."""
+        ...
+
+    def lr_at(self, schedule: Schedule, step: int, per_epoch: int) -> float:
+        """The learning rate of update number `step` (from 0)."""
+        ...
+
+    def due(self, schedule: Schedule, epoch: int) -> bool:
+        """Whether the precisions are updated after `epoch`."""
+        ...
+
+    def restarts(self, schedule: Schedule, epoch: int) -> bool:
+        """Whether the optimiser forgets its state after `epoch`."""
+        ...
+
+    def update(self, network: Network, task: Task, state: TuningState, epoch: int, seed: int) -> None:
+        """Choose precisions for the network as it stands: changes `state`, and adds a row to its trace."""
+        ...
+
+    def outcome(self, trace: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+        """From the rows of a finished training: how it ended (the row's `hyper_status`), and notes for the reader."""
+        ...
+
+
+def misfits(rule: TrainingRule, choice: str, method: Method, name: str) -> list[str]:
+    """Why a method and its trainings cannot go by the rule (empty when they can)."""
+    problems = []
+    if any(spec.trained and spec.rework is not None for spec in method.needs()):
+        problems.append(
+            f"hyper={choice} takes the evidence of the network while it is trained, and method={name} trains a "
+            "network whose layers are noisy, which has no such evidence. Use hyper=fixed, or another method."
+        )
+    joint = getattr(method, "structure", None) == "block" or getattr(method, "bias", None) == "joint"
+    if joint and getattr(rule, "family", "isotropic") != "isotropic":
+        problems.append(
+            f"hyper={choice} gives each parameter tensor its own precision in training, and method={name} has one "
+            "block for the weight and the bias of a layer. Use hyper.family=isotropic, or method.structure=kfac with "
+            "method.bias=separate."
+        )
+    return problems
+
+
+def told(rule: TrainingRule, networks: Sequence[Network]) -> tuple[dict[str, Any], list[str]]:
+    """Facts for the row of a cell, and notes, from the traces of its networks; nothing where no network has one."""
+    traces = [n.tuning for n in networks if n.tuning]
+    if not traces:
+        return {}, []
+    ends = [rule.outcome(trace) for trace in traces]
+    facts = {
+        "hyper_status": ", ".join(dict.fromkeys(status for status, _ in ends)),
+        "hyper_updates": max(len(trace) for trace in traces),
+        "training_evidence_nats": [max(row["evidence_nats"] for row in trace) for trace in traces],
+    }
+    return facts, list(dict.fromkeys(note for _, notes in ends for note in notes))

@@ -1,0 +1,120 @@
+"""Regression noise chosen by the evidence together with the prior precisions, for every structure of curvature.
+
+The noise variances σ_k² of training are divided by one common factor β, so that the curvature is βH with H as
+fitted, and βH + Λ = β (H + M) with M = Λ/β. In terms of M,
+
+    log p(D) = C + ½ NK log β − ½ β (R + ‖w‖²_M) − ½ [log det(H + M) − log det M],
+
+R the sum of squared residuals over σ_k² and C the log-likelihood without residuals, both at
+β = 1. Its best β for given M is NK / (R + ‖w‖²_M), which is MacKay's (NK − γ)/R wherever M is stationary. So a rule
+searches M alone, on the same spectrum as without noise, and the noise comes with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Network, PrecisionProblem
+from bnn_runner.curvature.groups import Group
+from bnn_runner.curvature.jacobians import BatchJacobians
+from bnn_runner.curvature.psd import wide
+from bnn_runner.laplace.evidence import At, Curvature
+from bnn_runner.laplace.posterior import WeightGaussian
+from bnn_runner.models.likelihoods import Gaussian
+from bnn_runner.tasks import Task
+
+
+@dataclass(frozen=True)
+class NoiseProblem:
+    """`count` is N·K, `constant` is C in nats and original target units."""
+
+    count: int
+    constant: float
+
+    @classmethod
+    def of(cls, task: Task, likelihood: Gaussian) -> NoiseProblem:
+        points, outputs = len(task.train), task.spec.num_outputs
+        log_noise = (wide(likelihood.log_noise) + wide(task.target_scale).log()).expand(outputs).sum()
+        count = points * outputs
+        return cls(count, -points * float(log_noise) - 0.5 * count * math.log(2 * math.pi))
+
+    def factor(self, loglik: float, penalty: Tensor) -> Tensor:
+        """The best β, for the log-likelihood at β = 1 and ‖w‖²_M."""
+        return self.count / (2 * (self.constant - loglik) + penalty)
+
+    def profiled(self, problem: PrecisionProblem, at: At, curvature: Curvature) -> PrecisionProblem:
+        """The same problem in M = Λ/β, with the evidence at the best β of each M."""
+
+        def factor(precisions: Tensor) -> tuple[Tensor, Tensor]:
+            loglik, squares = at(precisions)
+            return self.factor(loglik, (precisions.cpu().expand(len(squares)) * squares).sum()), squares
+
+        def evidence(precisions: Tensor) -> Tensor:
+            gain = 0.5 * self.count * (factor(precisions)[0].log() - 1)
+            return self.constant + gain - 0.5 * curvature.log_det_ratio(precisions).cpu()
+
+        def squares(precisions: Tensor) -> Tensor:
+            with torch.no_grad():
+                beta, found = factor(precisions)
+            return beta * found
+
+        return replace(problem, evidence=evidence, squares=squares)
+
+    def settled(self, precisions: Tensor, at: At) -> tuple[float, float]:
+        """The best β for chosen M, and the log-likelihood in nats under it."""
+        with torch.no_grad():
+            loglik, squares = at(precisions)
+            beta = float(self.factor(loglik, (precisions.cpu().expand(len(squares)) * squares).sum()))
+        misfit = beta * (self.constant - loglik)
+        return beta, self.constant + 0.5 * self.count * math.log(beta) - misfit
+
+
+def with_noise(network: Network, beta: float) -> Network:
+    """The network with every noise variance divided by β."""
+    assert isinstance(network.likelihood, Gaussian)
+    return replace(network, likelihood=Gaussian(network.likelihood.log_noise - 0.5 * math.log(beta)))
+
+
+@dataclass(frozen=True)
+class NoisyGaussian:
+    """N(0, Σ/β), for `inner` N(0, Σ)."""
+
+    inner: WeightGaussian
+    beta: float
+
+    def sample(self, seed: int, start: int, stop: int) -> Tensor:
+        return self.inner.sample(seed, start, stop) * self.beta**-0.5
+
+    def product(self, vectors: Tensor) -> Tensor:
+        return self.inner.product(vectors) / self.beta
+
+    def covariance(self, jacobians: BatchJacobians) -> Tensor:
+        return self.inner.covariance(jacobians) / self.beta
+
+    def half(self, jacobians: BatchJacobians) -> Tensor:
+        return self.inner.half(jacobians) * self.beta**-0.5
+
+
+@dataclass(frozen=True)
+class NoisyCurvature:
+    """βH, for `inner` H."""
+
+    inner: Curvature
+    beta: float
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.inner.groups
+
+    def log_det_ratio(self, precisions: Tensor) -> Tensor:
+        return self.inner.log_det_ratio(precisions / self.beta)
+
+    def effective_dimensions(self, precisions: Tensor) -> Tensor:
+        return self.inner.effective_dimensions(precisions / self.beta)
+
+    def gaussian(self, precisions: Tensor) -> NoisyGaussian:
+        return NoisyGaussian(self.inner.gaussian(precisions / self.beta), self.beta)

@@ -1,0 +1,237 @@
+"""The linearised Laplace posterior: Gaussian weights pushed through the tangent model.
+
+A draw is the function f(x, w*) + J(x) δ_s with δ_s ~ N(0, Σ), the same δ_s for every x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Likelihood, Moments
+from bnn_runner.curvature.blocks import BlockGaussian
+from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
+from bnn_runner.curvature.psd import wide
+from bnn_runner.posteriors.networks import NetworkDraws
+from bnn_runner.runtime.memory import budget, halving
+from bnn_runner.runtime.torch_state import true_float32
+from bnn_runner.tasks import Split
+
+
+class WeightGaussian(Protocol):
+    """N(0, Σ) over the weights of the basis."""
+
+    def sample(self, seed: int, start: int, stop: int) -> Tensor: ...
+
+    def product(self, vectors: Tensor) -> Tensor: ...
+
+    def covariance(self, jacobians: BatchJacobians) -> Tensor: ...
+
+    def half(self, jacobians: BatchJacobians) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class LinearisedDraws:
+    """Draws `start` to `stop` of the tangent model. The weight samples are made when first used, then kept."""
+
+    jacobians: Jacobians
+    gaussian: WeightGaussian
+    seed: int
+    start: int
+    stop: int
+    _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return self.jacobians.network.likelihood
+
+    @property
+    def log_weights(self) -> Tensor:
+        return torch.zeros(len(self))
+
+    @property
+    def floats_per_draw(self) -> int:
+        return sum(self.jacobians.sizes().values())
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice) -> LinearisedDraws:
+        begin, end = _bounds(part, len(self))
+        return replace(self, start=self.start + begin, stop=self.start + end, _kept={})
+
+    def _deltas(self) -> dict[str, Tensor]:
+        if not self._kept:
+            flat = self.gaussian.sample(self.seed, self.start, self.stop)
+            sizes, device = self.jacobians.sizes(), next(iter(self.jacobians.network.parameters.values())).device
+            self._kept.update(
+                zip(sizes, (p.contiguous().to(device) for p in flat.split(list(sizes.values()), dim=1)), strict=True)
+            )
+        return self._kept
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[S, B, K]. Cost: K backward passes for each batch, whatever S is, and S·P·B·K multiplications at most."""
+        with torch.no_grad(), true_float32():
+            return halving(lambda: self._moved(x), self.jacobians.halve)
+
+    def _moved(self, x: Tensor) -> Tensor:
+        deltas, parts = self._deltas(), []
+        for piece in x.split(self.jacobians.batch_size(self._num_outputs(x), use=len(self))):
+            batch = self.jacobians(piece)
+            moved = batch.outputs.unsqueeze(-1).repeat(1, 1, len(self))  # [B, K, S]
+            for name, jacobian in batch.tensors.items():
+                moved += jacobian.apply(deltas[name])
+            parts.append(moved)
+        return torch.cat(parts).permute(2, 0, 1)
+
+    def _num_outputs(self, x: Tensor) -> int:
+        return int(self.jacobians.network(x[:1]).shape[-1])
+
+
+@dataclass(frozen=True)
+class SampledNetworks:
+    """Draws `start` to `stop`: the network at w* + δ_s. Weights are made when first used, so chunks hold few at once.
+
+    Buffers (running statistics) stay those of w*.
+    """
+
+    jacobians: Jacobians
+    gaussian: WeightGaussian
+    seed: int
+    start: int
+    stop: int
+    _kept: list[NetworkDraws] = field(default_factory=list, repr=False)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return self.jacobians.network.likelihood
+
+    @property
+    def log_weights(self) -> Tensor:
+        return torch.zeros(len(self))
+
+    @property
+    def floats_per_draw(self) -> int:
+        return self.jacobians.network.num_parameters
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice) -> SampledNetworks:
+        begin, end = _bounds(part, len(self))
+        return replace(self, start=self.start + begin, stop=self.start + end, _kept=[])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[S, B, K]."""
+        if not self._kept:
+            rows = self.gaussian.sample(self.seed, self.start, self.stop)
+            weights = tuple(self.jacobians.moved(row) for row in rows)
+            self._kept.append(NetworkDraws(self.jacobians.network.module, weights))
+        return self._kept[0](x)
+
+
+def _bounds(part: slice, length: int) -> tuple[int, int]:
+    """First and last (exclusive) of a slice of draws, which has step 1."""
+    begin, end, step = part.indices(length)
+    if step != 1:
+        raise ValueError("a slice of draws has step 1")
+    return begin, max(begin, end)
+
+
+@dataclass(frozen=True)
+class NetworkLaplace:
+    """q(w) = N(w*, (H + Λ)⁻¹) pushed through the network itself; for comparison, known to do worse (Immer et al. 2021).
+
+    It states no output moments: those of the tangent model are not its own.
+    """
+
+    jacobians: Jacobians
+    gaussian: WeightGaussian
+    likelihood: Likelihood
+    report: Mapping[str, Any]
+    treatment: Mapping[str, str]
+    finite: bool = False
+
+    def draws(self, num_draws: int, seed: int) -> SampledNetworks:
+        return SampledNetworks(self.jacobians, self.gaussian, seed, 0, num_draws)
+
+
+@dataclass(frozen=True)
+class SampledLaplace:
+    """q(w) = N(w*, (H + Λ)⁻¹) known by draws alone, seen through the tangent model: no moments in closed form."""
+
+    jacobians: Jacobians
+    gaussian: WeightGaussian
+    likelihood: Likelihood
+    report: Mapping[str, Any]
+    treatment: Mapping[str, str]
+    finite: bool = False
+
+    def draws(self, num_draws: int, seed: int) -> LinearisedDraws:
+        return LinearisedDraws(self.jacobians, self.gaussian, seed, 0, num_draws)
+
+    def centre(self, x: Tensor) -> Tensor:
+        """f(x, w*) [B, K], the mean of the draws: the MAP network's own outputs."""
+        with torch.no_grad():
+            return self.jacobians.network(x)
+
+
+@dataclass(frozen=True)
+class LinearisedLaplace:
+    """q(w) = N(w*, (H + Λ)⁻¹) seen through the tangent model."""
+
+    jacobians: Jacobians
+    gaussian: WeightGaussian
+    likelihood: Likelihood
+    report: Mapping[str, Any]
+    treatment: Mapping[str, str]
+    finite: bool = False
+
+    def draws(self, num_draws: int, seed: int) -> LinearisedDraws:
+        return LinearisedDraws(self.jacobians, self.gaussian, seed, 0, num_draws)
+
+    def centre(self, x: Tensor) -> Tensor:
+        """f(x, w*) [B, K], the mean of the draws: the MAP network's own outputs."""
+        with torch.no_grad():
+            return self.jacobians.network(x)
+
+    def moments(self, x: Tensor) -> Moments:
+        """Mean f(x, w*) [B, K] and covariance J Σ Jᵀ [B, K, K] of the outputs."""
+        with true_float32():
+            return halving(lambda: self._moments(x), self.jacobians.halve)
+
+    def _moments(self, x: Tensor) -> Moments:
+        means, covariances = [], []
+        # Blocks make the dense Jacobian of a layer a few points at a time; the others need it of the whole batch.
+        use: Literal["any", "factors"] = "factors" if isinstance(self.gaussian, BlockGaussian) else "any"
+        with torch.no_grad():
+            num_outputs = int(self.jacobians.network(x[:1]).shape[-1])
+            for piece in x.split(self.jacobians.batch_size(num_outputs, use=use)):
+                batch = self.jacobians(piece)
+                means.append(batch.outputs)
+                covariances.append(self.gaussian.covariance(batch).to(batch.outputs))
+        return Moments(torch.cat(means), torch.cat(covariances))
+
+    def joint_covariance(self, split: Split) -> Tensor:
+        """Covariance [N·K, N·K] of the outputs at all points, float64. Memory N·K·P floats.
+
+        Raises `RunFailed` where that is more than the memory budget.
+        """
+        rows: list[Tensor] = []
+        weights = sum(self.jacobians.sizes().values())
+        outputs = len(split) * self.centre(split.gather(torch.arange(1))[0]).shape[-1]
+        budget().reserve(
+            f"the joint covariance of {outputs:,} outputs over {weights:,} weights",
+            2 * 8 * outputs * weights,
+            "Take fewer test points (data.test_size), or method.weights=last_layer.",
+        )
+        with torch.no_grad(), true_float32():
+            for x, _ in split.batches(64):
+                half = wide(self.gaussian.half(self.jacobians(x)))  # [B, K, R]
+                rows.append(half.flatten(0, 1))
+        stacked = torch.cat(rows)
+        return stacked @ stacked.T

@@ -1,0 +1,215 @@
+"""What a hyperparameter rule is given: a family of prior precisions over a fitted curvature, with or without the noise.
+
+Also which structures serve which family, and which tasks a chosen noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import HyperRule, Network, PrecisionProblem
+from bnn_runner.curvature.groups import Group
+from bnn_runner.curvature.jacobians import Jacobians
+from bnn_runner.curvature.psd import Repairs, wide
+from bnn_runner.errors import RunFailed
+from bnn_runner.hyper.tied_precisions import family_of
+from bnn_runner.laplace.evidence import At, Curvature, log_evidence, log_likelihood
+from bnn_runner.laplace.g_prior import g_prior
+from bnn_runner.laplace.noise_evidence import NoiseProblem, NoisyCurvature, with_noise
+from bnn_runner.laplace.prior_diagonal import PriorShape
+from bnn_runner.laplace.validation_score import Validation, validation_logliks
+from bnn_runner.models.likelihoods import Gaussian
+from bnn_runner.tasks import Task, TaskSpec
+
+if TYPE_CHECKING:
+    from bnn_runner.laplace.evidence_point import Point
+
+
+FAR_NATS = 1.0
+"""A noise that costs the trained network more than this is told."""
+
+
+def noise_of(rule: HyperRule | None) -> str:
+    """How a rule treats the regression noise: trained (it stays) or evidence."""
+    return str(getattr(rule, "noise", "trained"))
+
+
+def family_problems(structure: str, curvature: str, spec: TaskSpec, rule: HyperRule) -> list[str]:
+    """Why these do not go together (empty when they do)."""
+    problems = []
+    family = family_of(rule)
+    if family == "parameter" and structure != "diag":
+        problems.append(
+            f"hyper.family=parameter does not fit method.structure={structure}. Under a diagonal curvature the best "
+            "precision of each weight is a closed form; under any other one they share no eigenbasis, and each step "
+            "would factorise the whole curvature. Use method.structure=diag (method=laplace_diag), or "
+            "hyper.family=layerwise."
+        )
+    if family == "g" and structure in ("ekfac", "low_rank"):
+        problems.append(
+            f"hyper.family=g does not fit method.structure={structure}: scaled by its own diagonal it keeps neither "
+            "its eigenbasis nor its form. Use method.structure=full, block, kfac or diag, or another hyper.family."
+        )
+    if noise_of(rule) == "evidence":
+        if spec.kind == "classification":
+            problems.append(
+                f"hyper.noise=evidence chooses the noise of a regression, and data={spec.name} has classes. "
+                "Leave hyper.noise=trained."
+            )
+        if curvature == "empirical_fisher":
+            problems.append(
+                "hyper.noise=evidence does not fit method.curvature=empirical_fisher, which is no multiple of the "
+                "noise precision. Use method.curvature=ggn or mc_fisher."
+            )
+    return problems
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A curvature under a family of priors: what is searched, and what comes of the choice."""
+
+    task: Task
+    jacobians: Jacobians
+    family: str
+    curvature: Curvature
+    prior: PriorShape
+    start: Tensor
+    invariant: Sequence[str]
+    noise: NoiseProblem | None
+    validation: Validation = validation_logliks
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        jacobians: Jacobians,
+        curvature: Curvature,
+        rule: HyperRule,
+        invariant: Sequence[str],
+        repairs: Repairs,
+        validation: Validation = validation_logliks,
+    ) -> Setting:
+        """Raises `RunFailed` where the training prior or the curvature does not fit the rule's family."""
+        network, family = jacobians.network, family_of(rule)
+        sizes = tuple(g.size(jacobians.sizes()) for g in curvature.groups)
+        noise = None
+        if noise_of(rule) == "evidence":
+            if not isinstance(network.likelihood, Gaussian):
+                raise RunFailed("hyper.noise=evidence is for regression with likelihood.form=homoscedastic.")
+            noise = NoiseProblem.of(task, network.likelihood)
+        if family == "g":
+            scaled = g_prior(curvature, len(task.train), repairs)
+            prior, start = PriorShape(sizes, scaled.shape), torch.ones(len(sizes), dtype=torch.float64)
+            return cls(task, jacobians, family, scaled.curvature, prior, start, invariant, noise, validation)
+        start = _training_prior(network, curvature.groups)
+        return cls(task, jacobians, family, curvature, PriorShape(sizes), start, invariant, noise, validation)
+
+    def problem(self, at: At) -> PrecisionProblem:
+        """What the rule sees, with the evidence at the point that `at` gives."""
+        curvature = self.curvature
+        problem = PrecisionProblem(
+            names=tuple(g.name for g in curvature.groups),
+            start=self.start,
+            evidence=lambda precisions: log_evidence(*at(precisions), curvature, precisions),
+            validation=partial(self.validation, self.task, self.jacobians, curvature),
+            effective_dimensions=curvature.effective_dimensions,
+            squares=lambda precisions: at(precisions)[1],
+            invariant=tuple(g.name for g in curvature.groups if g.members[0] in self.invariant),
+            diagonal=getattr(curvature, "diagonal", None),
+            sizes=self.prior.sizes,
+            dimension_samples=getattr(curvature, "dimension_samples", None),
+        )
+        return problem if self.noise is None else self.noise.profiled(problem, at, curvature)
+
+    def settled(self, point: Point) -> Settled:
+        """The posterior's parts at what was decided."""
+        choice, groups = point.choice, self.curvature.groups
+        report: dict[str, Any] = {"hyper_family": self.family}
+        if self.family == "g":
+            report["held_for_want_of_curvature"] = self.prior.held
+        report |= precision_report(choice.precisions, groups)
+        if self.noise is None:
+            return Settled(self.curvature, self.jacobians, choice.precisions, point.evidence, point.loglik, report)
+        if choice.report["hyper_status"] == "diverged":  # the noise keeps its start value too
+            beta, loglik = 1.0, point.at(choice.precisions)[0]
+            evidence = float(log_evidence(*point.at(choice.precisions), self.curvature, choice.precisions))
+        else:
+            evidence = point.evidence
+            beta, loglik = self.noise.settled(choice.precisions, point.at)
+        network = with_noise(self.jacobians.network, beta)
+        notes: tuple[str, ...] = ()
+        if point.mode == "tangent" and (lost := loglik - log_likelihood(self.task, network)) > FAR_NATS:
+            notes = (
+                "hyper.noise=evidence: the noise is that of the tangent model's optimum, and predictions lie around "
+                "the network's own outputs, which under it make the training targets "
+                f"{lost:.3g} nats less likely. Train to the optimum (schedule.epochs), or use method.mode=network",
+            )
+        if self.family != "g":  # λ of the g-prior stays what it is: diag(βH) is its unit
+            report |= precision_report(beta * choice.precisions, groups)
+        return Settled(
+            NoisyCurvature(self.curvature, beta),
+            Jacobians.from_state(self.jacobians.state() | {"network": network}),
+            beta * choice.precisions,
+            evidence,
+            loglik,
+            report
+            | {
+                "noise": "evidence",
+                "noise_sigma": _sigma(network, self.task),
+                "noise_sigma_trained": _sigma(self.jacobians.network, self.task),
+            },
+            notes,
+        )
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Curvature, Jacobians (with the noise chosen), precisions, evidence, log-likelihood (nats), facts for the row."""
+
+    curvature: Curvature
+    jacobians: Jacobians
+    precisions: Tensor
+    evidence: float
+    loglik: float
+    report: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def _sigma(network: Network, task: Task) -> list[float]:
+    """Noise standard deviation of each output in the target's own units."""
+    assert isinstance(network.likelihood, Gaussian)
+    sigma = wide(network.likelihood.log_noise).exp() * wide(task.target_scale)
+    return sigma.expand(task.spec.num_outputs).tolist()
+
+
+def precision_report(precisions: Tensor, groups: Sequence[Group]) -> dict[str, Any]:
+    """For the row: the one precision, that of each group by name, or of one a weight the quartiles."""
+    if bool((precisions == precisions[0]).all()):
+        return {"prior_precision": float(precisions[0])}
+    if len(precisions) == len(groups):
+        named = zip((g.name for g in groups), precisions.tolist(), strict=True)
+        return {"prior_precision": None, "prior_precisions": dict(named)}
+    ordered = precisions.sort().values
+    quartiles = [float(ordered[round(q * (len(ordered) - 1))]) for q in (0, 0.25, 0.5, 0.75, 1)]
+    return {"prior_precision": None, "prior_precision_quartiles": quartiles}
+
+
+def _training_prior(network: Network, groups: Sequence[Group]) -> Tensor:
+    """The training prior's precision of each group, [T] float64. Raises `RunFailed` where a group has several."""
+    start = []
+    for group in groups:
+        values = {network.prior_precision[name] for name in group.members}
+        if len(values) > 1:
+            raise RunFailed(
+                f"{group.name} is one block of the posterior and needs one prior precision, and its tensors have "
+                f"{sorted(values)}. Take prior=isotropic, or a structure with a block for each tensor "
+                "(method.structure=kfac method.bias=separate)."
+            )
+        start.append(values.pop())
+    return torch.tensor(start, dtype=torch.float64)

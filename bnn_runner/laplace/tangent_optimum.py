@@ -1,0 +1,314 @@
+"""The tangent model h(x, v) = f(x, w*) + J(x)(v − w*) and its own optimum v*.
+
+v* = argmin_v  L_h(v) = Σ_n −log p(y_n | h(x_n, v)) + ½ vᵀΛv, which is convex. A network with
+normalisation layers, or one whose training stopped early, is no stationary point of L_f at w*; the
+evidence of the tangent model is to be taken at v* (Antorán et al. 2022). Weights held at MAP
+stay at w* and have no part in the penalty.
+
+Where the outputs of the training set are few, v* is found in function space (`dual_tangent`); elsewhere by
+conjugate gradients within a budget of passes over the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bnn_runner.curvature.jacobians import Jacobians
+from bnn_runner.curvature.products import Differentiated
+from bnn_runner.curvature.psd import Repairs, wide
+from bnn_runner.laplace import dual_tangent
+from bnn_runner.laplace.posterior import WeightGaussian
+from bnn_runner.runtime.memory import budget, halving
+from bnn_runner.tasks import Task
+
+POINTS = 128
+"""Points that are differentiated at once, at most."""
+PASSES_KEPT, PASSES_ANEW = 2000, 100
+"""Budgets of passes over the data, where they cost little and where each differentiates anew."""
+FLOAT32_GRADIENT = 1e-5
+"""Relative gradients below this are rounding where products are made anew in float32."""
+GAP_NATS = 1e-3
+"""So close to its optimum the evidence is as good as there."""
+_T = TypeVar("_T")
+MOST_SHAPES = 3
+"""Gram matrices are made anew for another shape of Λ this many times."""
+
+
+@dataclass(frozen=True)
+class TangentOptimum:
+    """v* [P], Σ log p(y | h(v*)) in standardised units, what is left to gain, and passes over the data.
+
+    `gradient` is ‖∇L_h‖ relative to what its parts add up to; `gap` is ½ gᵀΛ⁻¹g in nats: at most so much
+    is L_h above its minimum, and the evidence below its value at v*, since L_h is convex beyond its penalty.
+    """
+
+    weights: Tensor
+    loglik: float
+    gradient: float
+    gap: float
+    passes: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A batch: outputs f [B, K] at w*, targets, and its Jacobian as kept rows [B, K, P] or as products."""
+
+    outputs: Tensor
+    targets: Tensor
+    rows: Tensor | None
+    products: Differentiated | None
+
+    def push(self, v: Tensor) -> Tensor:
+        """J v, [B, K] float64."""
+        if self.rows is not None:
+            return self.rows @ v
+        assert self.products is not None
+        return wide(self.products.push(v))
+
+    def pull(self, u: Tensor) -> Tensor:
+        """Jᵀu, [P] float64."""
+        if self.rows is not None:
+            return torch.einsum("bkp,bk->p", self.rows, u)
+        assert self.products is not None
+        return wide(self.products.pull(u))
+
+
+@dataclass(frozen=True)
+class _State:
+    """L_h(v) and its gradient [P] (0 where weights are held), Σ log p, the outputs h(v) [N, K].
+
+    `size` is what the gradient's two parts would have together if they did not cancel.
+    """
+
+    value: float
+    gradient: Tensor
+    loglik: float
+    size: float
+    outputs: Tensor
+
+    @property
+    def ratio(self) -> float:
+        return float(self.gradient.norm()) / max(self.size, 1e-300)
+
+
+@dataclass
+class TangentModel:
+    """The tangent model on the training set. Counts its passes: the cost of all that is done with it.
+
+    The Jacobians of the whole training set are kept where they are within `MemoryBudget.kept_bytes`; beyond it,
+    or where memory runs out while they are collected, each pass differentiates anew. A pass for which memory
+    runs out starts again with half as many points at once, counted in `repairs`.
+    """
+
+    task: Task
+    jacobians: Jacobians
+    progress: Callable[[str, int, int], None] = field(default=lambda stage, done, total: None, repr=False)
+    repairs: Repairs = field(default_factory=Repairs, repr=False)
+    passes: int = 0
+    _budget: int = field(default=0, repr=False)
+    _fits: bool = field(default=True, repr=False)
+    _kept: list[_Piece] | None = field(default=None, repr=False)
+    _grams: dual_tangent.Grams | None = field(default=None, repr=False)
+    _alpha: Tensor | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        parameters = self.jacobians.network.parameters
+        self.centre = torch.cat([self.jacobians.part(n, wide(parameters[n])) for n in self.jacobians.names])
+        self.likelihood = self.jacobians.network.likelihood
+
+    @property
+    def keeps(self) -> bool:
+        size = 8 * len(self.task.train) * self.task.spec.num_outputs * len(self.centre)
+        return self._fits and size <= budget().kept_bytes
+
+    @property
+    def budget(self) -> int:
+        """Passes over the data that are made where none are asked for."""
+        return PASSES_KEPT if self.keeps else PASSES_ANEW
+
+    def reachable(self, tolerance: float) -> float:
+        """The relative gradient that can be asked for."""
+        float64 = self.jacobians.network.parameters[self.jacobians.names[0]].dtype == torch.float64
+        return tolerance if float64 or self.keeps else max(tolerance, FLOAT32_GRADIENT)
+
+    @property
+    def in_function_space(self) -> bool:
+        """Whether v* is found there, exactly; no longer where each Λ has had another shape (see `Grams`)."""
+        made = 0 if self._grams is None else self._grams.made
+        return made <= MOST_SHAPES and dual_tangent.affordable(self.task, self.jacobians)
+
+    def _halved(self, work: Callable[[], _T]) -> _T:
+        """A whole pass; where memory runs out, again from its beginning in smaller chunks."""
+        return halving(work, self._halve)
+
+    def _halve(self) -> bool:
+        if self.keeps and self._kept is None:
+            self._fits = False
+        return self.jacobians.halve(self.repairs)
+
+    def _pieces(self) -> Iterator[_Piece]:
+        """One pass over the training set, in order."""
+        self.passes += 1
+        for piece in self._made() if self._kept is None else self._kept:
+            if self._budget:
+                self.progress("tangent optimum", min(self.passes, self._budget) - 1, self._budget)
+            yield piece
+
+    def _made(self) -> Iterator[_Piece]:
+        outputs = self.task.spec.num_outputs
+        made = []
+        keeps = self.keeps
+        points = self.jacobians.batch_size(outputs) if keeps else self.jacobians.points_at_once(POINTS)
+        for x, y in self.task.train.batches(points):
+            assert y is not None
+            if keeps:
+                batch = self.jacobians(x)
+                piece = _Piece(wide(batch.outputs), y, wide(batch.dense()), None)
+                made.append(piece)
+            else:
+                products = Differentiated(self.jacobians, x)
+                piece = _Piece(wide(products.outputs), y, None, products)
+            yield piece
+        if keeps:
+            self._kept = made
+
+    def state(self, v: Tensor, precisions: Tensor) -> _State:
+        """All that is known of L_h at v. One pass."""
+        return self._halved(lambda: self._state(v, precisions))
+
+    def _state(self, v: Tensor, precisions: Tensor) -> _State:
+        loglik, data, outputs = 0.0, torch.zeros_like(v), []
+        for piece in self._pieces():
+            with torch.enable_grad():
+                at = (piece.outputs + piece.push(v - self.centre)).requires_grad_()
+                log_prob = self.likelihood.log_prob(at, piece.targets).sum()
+                (score,) = torch.autograd.grad(log_prob, at)
+            loglik += float(log_prob.detach())
+            data -= piece.pull(score)
+            outputs.append(at.detach())
+        data, prior = data * (precisions > 0), precisions * v
+        value = -loglik + 0.5 * float(prior @ v)
+        return _State(value, data + prior, loglik, float(data.norm() + prior.norm()), torch.cat(outputs))
+
+    def curvature_product(self, outputs: Tensor, direction: Tensor, precisions: Tensor) -> Tensor:
+        """(Σ_n JᵀB(h_n)J + Λ) d, [P], at outputs h [N, K]; d is 0 where weights are held. One pass."""
+        total = self._halved(lambda: self._data_product(outputs, direction))
+        return total * (precisions > 0) + precisions * direction
+
+    def _data_product(self, outputs: Tensor, direction: Tensor) -> Tensor:
+        total, done = torch.zeros_like(direction), 0
+        for piece in self._pieces():
+            root = self.likelihood.curvature_root(outputs[done : done + len(piece.outputs)])
+            done += len(piece.outputs)
+            inside = torch.einsum("bkc,bk->bc", root, piece.push(direction))
+            total = total + piece.pull(torch.einsum("bkc,bc->bk", root, inside))
+        return total
+
+    def optimum(
+        self, precisions: Tensor, start: Tensor, tolerance: float, budget: int, guess: WeightGaussian | None = None
+    ) -> TangentOptimum:
+        """v* by `newton`, which has the same arguments, or in function space where that is affordable and Σ unknown."""
+        if guess is None and self.in_function_space:
+            found = self.dual_optimum(precisions, tolerance)
+            if found.gradient <= tolerance or found.gap <= GAP_NATS:
+                return found
+            start = found.weights  # a weak prior leaves it rounding
+        return self.newton(precisions, start, tolerance, budget, guess)
+
+    def dual_optimum(self, precisions: Tensor, tolerance: float) -> TangentOptimum:
+        """v* = Λ⁻¹Jᵀα; a few passes for the Gram matrix, which serves every multiple of Λ, and two for v*."""
+        first = self.passes
+        if self._grams is None:
+            self._grams = dual_tangent.Grams(self.task, self.jacobians, self.progress, self.repairs)
+        made = self._grams.passes
+        gram = self._grams(precisions)
+        self.passes += self._grams.passes - made
+        assert self._grams.centre_outputs is not None
+        x, targets = self.task.train.gather(torch.arange(len(self.task.train)))
+        assert targets is not None
+        outputs = torch.cat([wide(self.jacobians.network(part)) for part in x.split(POINTS)])
+        offset = outputs - self._grams.centre_outputs.view_as(outputs)
+        start = torch.zeros_like(offset) if self._alpha is None else self._alpha
+        found = dual_tangent.mode(gram, offset, targets, self.likelihood, start, tolerance)
+        self._alpha = found.alpha
+        free = precisions > 0
+        prior, gradient = self._pulled(found.alpha) * free, self._pulled(found.alpha - found.score) * free
+        weights = torch.where(free, prior / torch.where(free, precisions, 1), self.centre)
+        size = float(prior.norm() + (prior - gradient).norm())
+        ratio = float(gradient.norm()) / max(size, 1e-300)
+        return TangentOptimum(weights, found.loglik, ratio, _gap(gradient, precisions), self.passes - first)
+
+    def _pulled(self, values: Tensor) -> Tensor:
+        """Jᵀu for values [N, K], [P]. One pass."""
+
+        def work() -> Tensor:
+            total, done = torch.zeros_like(self.centre), 0
+            for piece in self._pieces():
+                total = total + piece.pull(values[done : done + len(piece.outputs)])
+                done += len(piece.outputs)
+            return total
+
+        return self._halved(work)
+
+    def newton(
+        self, precisions: Tensor, start: Tensor, tolerance: float, budget: int, guess: WeightGaussian | None = None
+    ) -> TangentOptimum:
+        """v* by Newton steps, each by conjugate gradients preconditioned with `guess` Σ ≈ (H + Λ)⁻¹, or with Λ⁻¹.
+
+        The full curvature is such a guess. Kronecker factors and diagonals are none: on trained networks they
+        needed more steps than the prior. `precisions` [P] is the diagonal of Λ; where it is 0 a weight is held.
+        Stops where ‖∇L_h‖ is `tolerance` of what its parts (data, prior) add up to without cancelling, or when
+        `budget` passes over the data are spent; a pass differentiates anew where the Jacobians are too many to
+        keep. With the full curvature and Gaussian noise it takes one step, which is the closed form
+        (H + Λ)⁻¹JᵀB(y − f + Jw*).
+        """
+        spent, v, self._budget = self.passes, start, self.passes + budget
+        at = self.state(v, precisions)
+        while at.ratio > tolerance and self.passes - spent < budget:
+            step = self._newton_step(at, precisions, guess, min(0.1, math.sqrt(at.ratio)), spent + budget)
+            length = 1.0
+            while True:
+                moved = self.state(v + length * step, precisions)
+                enough = moved.value <= at.value + 1e-4 * length * float(at.gradient @ step) + 1e-12 * abs(at.value)
+                if enough or length < 1e-6 or self.passes - spent >= budget:
+                    break
+                length /= 2
+            if not enough:
+                break
+            v, at = v + length * step, moved
+        return TangentOptimum(v, at.loglik, at.ratio, _gap(at.gradient, precisions), self.passes - spent)
+
+    def _newton_step(
+        self, at: _State, precisions: Tensor, guess: WeightGaussian | None, tolerance: float, last: int
+    ) -> Tensor:
+        """−(JᵀBJ + Λ)⁻¹ g at h, to a relative residual of `tolerance` in the preconditioned norm."""
+        free = precisions > 0
+
+        def applied(vector: Tensor) -> Tensor:
+            made = vector / precisions if guess is None else guess.product(vector.unsqueeze(0))[0]
+            return torch.where(free, made, 0)
+
+        solution, residual = torch.zeros_like(at.gradient), -at.gradient
+        preconditioned = applied(residual)
+        direction, size = preconditioned, float(residual @ preconditioned)
+        first = size
+        while size > tolerance**2 * first and (self.passes < last or not bool(solution.any())):
+            product = self.curvature_product(at.outputs, direction, precisions)
+            alpha = size / float(direction @ product)
+            solution, residual = solution + alpha * direction, residual - alpha * product
+            preconditioned = applied(residual)
+            before, size = size, float(residual @ preconditioned)
+            direction = preconditioned + (size / before) * direction
+        return solution
+
+
+def _gap(gradient: Tensor, precisions: Tensor) -> float:
+    """½ gᵀΛ⁻¹g over the weights that are not held."""
+    free = precisions > 0
+    return 0.5 * float((gradient[free].square() / precisions[free]).sum())

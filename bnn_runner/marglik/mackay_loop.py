@@ -1,0 +1,124 @@
+"""MacKay's loop: train, fit, re-estimate the precisions, and train on under them, until they settle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from bnn_runner.base import Choice, Network, PrecisionProblem
+from bnn_runner.curvature.output_curvature import Kind
+from bnn_runner.errors import raise_all
+from bnn_runner.hyper.fixed import Fixed
+from bnn_runner.hyper.fixed_point import FixedPoint
+from bnn_runner.hyper.tied_precisions import tolerance_problems
+from bnn_runner.hyper.training_rule import TuningState
+from bnn_runner.marglik.network_evidence import NetworkEvidence, TensorStructure
+from bnn_runner.rng import derive_seed
+from bnn_runner.tasks import Task
+from bnn_runner.training.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class MacKayLoop:
+    """Rounds of training to the end of the schedule and of MacKay's fixed point at the weights found (MacKay 1992).
+
+    Each round begins where the last one ended, with the optimiser and the learning rate anew, and takes
+    `retrain_epochs` (null: the schedule's). The precisions are the fixed point λ_g = γ_g / ‖w_g‖² under the
+    curvature at the round's weights, for one λ (family=isotropic), one a parameter tensor (layerwise), or one
+    for each scale-invariant tensor and one for all others (groupwise). The loop ends when no log λ moves by
+    more than `tolerance` from round to round, or after `rounds` trainings. Where it settles and training
+    reaches the optimum, λ and w are the joint optimum of the evidence. structure, curvature and
+    fisher_samples are those of the curvature in the loop, over all weights. Cost: up to `rounds` trainings.
+    """
+
+    family: Literal["isotropic", "layerwise", "groupwise"] = "isotropic"
+    rounds: int = 10
+    retrain_epochs: int | None = None
+    tolerance: float = 0.01
+    structure: TensorStructure = "auto"
+    curvature: Kind = "ggn"
+    fisher_samples: int = 1
+    low: float = 1e-6
+    high: float = 1e8
+    needs_validation: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        problems = self._evidence.problems()
+        if self.rounds < 1:
+            problems.append(f"hyper.rounds={self.rounds} trains nothing. It must be 1 or more.")
+        if self.retrain_epochs is not None and self.retrain_epochs < 1:
+            problems.append(f"hyper.retrain_epochs={self.retrain_epochs} trains nothing. Give 1 or more, or null.")
+        problems += tolerance_problems(self.tolerance)
+        raise_all(problems)
+        self._fixed_point()  # refuses bounds that leave no room
+
+    @property
+    def _evidence(self) -> NetworkEvidence:
+        return NetworkEvidence(self.structure, self.curvature, self.fisher_samples)
+
+    def _fixed_point(self) -> FixedPoint:
+        """A few steps a round: what is left to go, the next round goes."""
+        return FixedPoint(family=self.family, steps=20, tolerance=self.tolerance / 10, low=self.low, high=self.high)
+
+    def choose(self, problem: PrecisionProblem) -> Choice:
+        """The precisions that training ended with."""
+        return replace(Fixed().choose(problem), report={"hyper_status": "chosen in training"})
+
+    def _retraining(self, schedule: Schedule) -> Schedule:
+        epochs = self.retrain_epochs or schedule.epochs
+        return replace(schedule, epochs=epochs, warmup_epochs=min(schedule.warmup_epochs, epochs))
+
+    def epochs(self, schedule: Schedule) -> int:
+        return schedule.epochs + (self.rounds - 1) * self._retraining(schedule).epochs
+
+    def lr_at(self, schedule: Schedule, step: int, per_epoch: int) -> float:
+        first = schedule.epochs * per_epoch
+        if step < first:
+            return schedule.lr_at(step, per_epoch)
+        again = self._retraining(schedule)
+        return again.lr_at((step - first) % (again.epochs * per_epoch), per_epoch)
+
+    def due(self, schedule: Schedule, epoch: int) -> bool:
+        return epoch >= schedule.epochs and (epoch - schedule.epochs) % self._retraining(schedule).epochs == 0
+
+    def restarts(self, schedule: Schedule, epoch: int) -> bool:
+        return self.due(schedule, epoch)
+
+    def update(self, network: Network, task: Task, state: TuningState, epoch: int, seed: int) -> None:
+        round_number = len(state.trace) + 1
+        problem = self._evidence.at(network, task, derive_seed(seed, "mackay loop", round_number))
+        choice = self._fixed_point().choose(problem)
+        chosen = choice.precisions
+        before = problem.start.clamp_min(self.low)  # a training prior of 0 has no logarithm
+        move = float((chosen / before).log().abs().max())
+        state.precisions |= dict(zip(problem.names, chosen.tolist(), strict=True))
+        state.settled = move <= self.tolerance
+        one = bool((chosen == chosen[0]).all())
+        state.trace.append(
+            {
+                "round": round_number,
+                "epoch": epoch,
+                "evidence_nats": float(problem.evidence(chosen[:1] if one else chosen)),
+                "effective_dimension": float(problem.effective_dimensions(chosen).sum()),
+                "largest_move": move,
+                "status": choice.report["hyper_status"],
+                **{f"precision/{n}": v for n, v in zip(problem.names, chosen.tolist(), strict=True)},
+            }
+        )
+
+    def outcome(self, trace: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+        last = trace[-1]
+        notes = []
+        if last["status"] in ("at bound", "diverged"):
+            notes.append(
+                f"hyper=mackay_loop: the fixed point of the last round ended as '{last['status']}'; the precisions "
+                "that ran away keep the value that the network was trained under"
+            )
+        if last["largest_move"] > self.tolerance:
+            notes.append(
+                f"hyper=mackay_loop: after {len(trace)} rounds a precision still moves by {last['largest_move']:.2g} "
+                "of a logarithm; raise hyper.rounds, or train longer"
+            )
+            return "not settled", tuple(notes)
+        return "settled", tuple(notes)

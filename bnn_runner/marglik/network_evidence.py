@@ -1,0 +1,101 @@
+"""The evidence of a network as it stands in training, as a problem for a rule that chooses precisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NoReturn
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Network, PrecisionProblem
+from bnn_runner.curvature.full import bytes_needed
+from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
+from bnn_runner.curvature.output_curvature import Kind, OutputCurvature
+from bnn_runner.curvature.psd import Repairs, wide
+from bnn_runner.curvature.structures import Fit, Structure
+from bnn_runner.errors import UserError
+from bnn_runner.laplace.evidence import log_likelihood
+from bnn_runner.laplace.scale_invariance import scale_invariant
+from bnn_runner.rng import generator
+from bnn_runner.runtime.torch_state import true_float32
+from bnn_runner.tasks import Task
+
+TensorStructure = Literal["auto", "full", "kfac", "ekfac", "diag"]
+"""The structures with a precision for each tensor; auto is full where its smaller side is small, else kfac."""
+FULL_UP_TO = 1000
+"""Rows of the smaller side up to which `auto` takes the full curvature: it is fitted again and again."""
+
+
+@dataclass(frozen=True)
+class NetworkEvidence:
+    """Which curvature the evidence stands on, over all weights at w*.
+
+    `points`: a random subset of so many training points, whose curvature counts N/points times, so that
+    its expectation is that of all N; the log-likelihood is that of all points. None: all.
+    """
+
+    structure: TensorStructure = "auto"
+    curvature: Kind = "ggn"
+    fisher_samples: int = 1
+    points: int | None = None
+
+    def problems(self) -> list[str]:
+        """What is wrong with the settings, in terms of the keys of `hyper`."""
+        found = []
+        if self.fisher_samples < 1:
+            found.append(f"hyper.fisher_samples={self.fisher_samples} samples nothing. It must be 1 or more.")
+        if self.fisher_samples > 1 and self.curvature != "mc_fisher":
+            found.append(
+                f"hyper.fisher_samples={self.fisher_samples} would be ignored under hyper.curvature={self.curvature}."
+                " Use hyper.curvature=mc_fisher with it, or drop it."
+            )
+        if self.points is not None and self.points < 1:
+            found.append(f"hyper.points={self.points} leaves no point for the curvature. Give 1 or more, or null.")
+        return found
+
+    def at(self, network: Network, task: Task, seed: int) -> PrecisionProblem:
+        """The problem at the network's weights and precisions; `seed` names sampled targets and the subset.
+
+        Every parameter tensor is a group of its own, under its own name. The network is left as it was found.
+        """
+        count = len(task.train)
+        part, scale = task, 1.0
+        if self.points is not None and self.points < count:
+            chosen = torch.randperm(count, generator=generator(seed, "evidence points"))[: self.points]
+            part, scale = replace(task, train=task.train.subset(chosen.sort().values)), count / self.points
+        with true_float32(), torch.no_grad():
+            jacobians = Jacobians(network)
+            few = task.train.gather(torch.arange(min(8, count)))[0]
+            jacobians.learn_shapes(few[:CHECKED_POINTS])
+            output = OutputCurvature(self.curvature, self.fisher_samples, seed)
+            fit = Fit(part, jacobians, output, "expand", False, Repairs(), lambda *_: None)
+            fitted = fit(self._structure(part, jacobians, output))
+            names, loglik = tuple(g.name for g in fitted.groups), log_likelihood(task, network)
+            squares = torch.stack([wide(network.parameters[n]).square().sum() for n in names]).cpu()
+            invariant = scale_invariant(network, few, jacobians.names)
+
+        def evidence(precisions: Tensor) -> Tensor:
+            penalty = (precisions.expand(len(squares)) * squares).sum()
+            return loglik - 0.5 * (penalty + fitted.log_det_ratio(precisions / scale).cpu())
+
+        return PrecisionProblem(
+            names=names,
+            start=torch.tensor([network.prior_precision[n] for n in names], dtype=torch.float64),
+            evidence=evidence,
+            validation=_no_validation,
+            effective_dimensions=lambda precisions: fitted.effective_dimensions(precisions / scale),
+            squares=lambda _: squares,
+            invariant=invariant,
+        )
+
+    def _structure(self, task: Task, jacobians: Jacobians, output: OutputCurvature) -> Structure:
+        if self.structure != "auto":
+            return self.structure
+        size, rows = sum(jacobians.sizes().values()), len(task.train) * output.columns(task, jacobians.network)
+        small = min(size, rows) <= FULL_UP_TO and bytes_needed(size, rows) < 2**30
+        return "full" if small else "kfac"
+
+
+def _no_validation(_: object) -> NoReturn:
+    raise UserError("a rule that acts in training chooses by the evidence; there is no validation score in training.")

@@ -1,0 +1,1 @@
+"""Posteriors that several methods share, and how a posterior is saved."""

@@ -1,0 +1,49 @@
+"""Do the draws of a posterior differ as functions? One that has no spread is a point estimate, and says so."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Likelihood
+from bnn_runner.models.likelihoods import Gaussian, MeanVariance, Natural
+from bnn_runner.tasks import Split
+
+POINTS = 64
+"""Points at which functions are compared."""
+LEAST_SPREAD = 0.01
+"""Spread below which draws count as one function: in units of the noise sd, or of probability."""
+
+
+def probe_points(test: Split, dtype: torch.dtype) -> Tensor:
+    """Inputs of up to 64 test points, evenly taken, without their targets: where functions are compared."""
+    places = torch.linspace(0, len(test) - 1, min(POINTS, len(test))).round().long()
+    x, _ = test.gather(places)
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def function_spread(outputs: Tensor, likelihood: Likelihood) -> float:
+    """Mean over points of the standard deviation over the draws [S, B, K]; 0 for one draw.
+
+    Of class probabilities, or of the mean of y in units of the noise's root mean square over draws and points.
+    """
+    if len(outputs) < 2:
+        return 0.0
+    outputs = outputs.double()
+    if not isinstance(likelihood, (Gaussian, MeanVariance, Natural)):
+        return float(outputs.softmax(-1).std(0).mean())
+    mean, variance = likelihood.mean_variance(outputs)
+    noise = variance.double().expand(mean.shape).mean((0, 1)).sqrt()
+    return float((mean / noise).std(0).mean())
+
+
+def spread_notes(spread: float, likelihood: Likelihood, draws_of: str, advice: str) -> list[str]:
+    """What the row says of a posterior whose draws hardly differ; nothing where they do."""
+    if spread >= LEAST_SPREAD:
+        return []
+    regression = isinstance(likelihood, (Gaussian, MeanVariance, Natural))
+    unit = "noise standard deviations" if regression else "in probability"
+    return [
+        f"{draws_of} hardly any spread: draws differ by {spread:.2g} {unit} on average, so this is nearly a point "
+        f"estimate. {advice}"
+    ]

@@ -1,0 +1,122 @@
+"""Cells: the folder of one point of a sweep, its status, and the files a finished one holds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bnn_runner.config.keys import cell_hash
+from bnn_runner.runs.status import Status, facts_of, set_status, status_of
+from bnn_runner.runtime.files import write_json, write_text
+from bnn_runner.scoring import Score
+
+if TYPE_CHECKING:
+    from bnn_runner.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Cell:
+    """outputs/runs/<data>/<model>/<method>/<seed>-<hash8>."""
+
+    root: Path
+    data: str
+    model: str
+    method: str
+    seed: int
+    hash: str
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "runs" / self.data / self.model / self.method / f"{self.seed}-{self.hash[:8]}"
+
+    def status(self) -> Status:
+        return status_of(self.folder)
+
+    def set_status(self, status: Status, text: str) -> None:
+        set_status(self.folder, status, text)
+
+    @property
+    def fit_checkpoint(self) -> Path:
+        """Where a long posterior fit keeps its state until the cell is finished."""
+        return self.folder / "fit.partial"
+
+    def finish(self) -> None:
+        self.fit_checkpoint.unlink(missing_ok=True)
+        self.set_status("done", json.dumps({"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}))
+
+    def facts(self) -> dict[str, Any]:
+        return facts_of(self.folder)
+
+    def write_scores(self, scores: Sequence[Score]) -> None:
+        """metrics.csv: one row a score, its fields as columns; NaN is written out."""
+        write_text(
+            self.folder / "metrics.csv", table_text([asdict(s) for s in scores], [f.name for f in fields(Score)])
+        )
+
+    def write_history(
+        self, histories: Sequence[Sequence[Mapping[str, float]]], fit: Sequence[Mapping[str, float]] = ()
+    ) -> None:
+        """history.csv: one row an epoch and member, then those of the posterior's own `fit` as member "posterior"."""
+        rows: list[dict[str, Any]] = [{"member": i, **row} for i, history in enumerate(histories) for row in history]
+        rows += [{"member": "posterior", **row} for row in fit]
+        columns = list(dict.fromkeys(key for row in rows for key in row)) or ["member"]
+        write_text(self.folder / "history.csv", table_text(rows, columns))
+
+    def write_tuning(self, traces: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        """hyper.csv: one row a member and update of the prior in training; no file where the prior stayed."""
+        rows = [{"member": i, **row} for i, trace in enumerate(traces) for row in trace]
+        if rows:
+            columns = list(dict.fromkeys(key for row in rows for key in row))
+            write_text(self.folder / "hyper.csv", table_text(rows, columns))
+
+
+def cell_of(experiment: Experiment, seed: int) -> Cell:
+    """The cell of one seed of an experiment."""
+    config = {**experiment.config, "seed": seed, "replicates": 1}
+    return Cell(
+        root=experiment.settings.output_dir,
+        data=str(experiment.choices["data"]),
+        model=str(experiment.choices["model"]),
+        method=str(experiment.choices["method"]),
+        seed=seed,
+        hash=cell_hash(config, experiment.uses_hyper, experiment.method.finite),
+    )
+
+
+def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """CSV; None is empty, not-a-number is written "nan"."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(columns), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: "nan" if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()})
+    return out.getvalue()
+
+
+def headline(scores: Sequence[Score]) -> dict[str, float]:
+    """Each metric's first finite value on the test set."""
+    found: dict[str, float] = {}
+    for score in scores:
+        if score.split == "test" and math.isfinite(score.value):
+            found.setdefault(score.metric, score.value)
+    return found
+
+
+def command_line(overrides: Sequence[str], config_dir: Path | str | None = None) -> str:
+    """One line for a shell that gives this cell again."""
+    words = ["bnn-run", *([] if config_dir is None else ["--config-dir", str(config_dir)]), *overrides]
+    return " ".join(w if re.fullmatch(r"[\w@%+=:,./-]+", w) else shlex.quote(w) for w in words)
+
+
+def write_description(cell: Cell, facts: Mapping[str, Any]) -> None:
+    """cell.json, whole or absent."""
+    write_json(cell.folder / "cell.json", dict(facts))

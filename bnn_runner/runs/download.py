@@ -1,0 +1,57 @@
+"""Having the data: a run fetches what its set lacks; `prepare=true` also fetches the partners, and trains nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from bnn_runner.data.downloads import ensure
+from bnn_runner.data.sources import Published, Source, look
+from bnn_runner.errors import UserError
+from bnn_runner.tasks import DataSet
+
+Say = Callable[[str], None]
+
+
+def acquire(data: DataSet, data_dir: Path, say: Say, stop: Callable[[], bool]) -> None:
+    """Have the files that `data` cannot do without. Raises `UserError`, or `Interrupted` once `stop()` is true."""
+    if isinstance(data, Published):
+        for source in data.sources():
+            ensure(source, data_dir, say, stop)
+
+
+def prepare_data(data: DataSet, choice: str, data_dir: Path, seed: int, say: Say, stop: Callable[[], bool]) -> None:
+    """Fetch a data set and its out-of-distribution partners, read it, and say what there is and what is not.
+
+    Raises `UserError` when the set itself cannot be had; an absent partner is told.
+    """
+    acquire(data, data_dir, say, stop)
+    failures: dict[str, str] = {}
+    partners = data.partner_sources() if isinstance(data, Published) else {}
+    for name, source in partners.items():
+        try:
+            ensure(source, data_dir, say, stop)
+        except UserError as error:
+            failures[name] = str(error)
+    task = data.load(data_dir, seed)
+    sizes = f"{len(task.train):,} train, {len(task.val):,} validation, {len(task.test):,} test"
+    say(f"data={choice}: ready ({sizes})")
+    for source in data.sources() if isinstance(data, Published) else ():
+        _list(source, data_dir, say)
+    for note in task.notes:
+        say(f"note: {note}")
+    for name, split in task.ood.items():
+        say(f"out-of-distribution set {name}: ready ({len(split):,} points)")
+        if name in partners and name not in failures:
+            _list(partners[name], data_dir, say)
+    for name, reason in task.unavailable.items():
+        say(f"out-of-distribution set {name}: not available ({failures.get(name, reason)})")
+
+
+def _list(source: Source, data_dir: Path, say: Say) -> None:
+    """The files of a source that is there, with their place and length."""
+    place = look(source, data_dir).place
+    for file in source.files:
+        path = place / file.name
+        path = path if path.is_file() else path.with_name(f"{file.name}.gz")
+        say(f"  {path}  {path.stat().st_size:,} bytes")

@@ -1,0 +1,55 @@
+"""The figures of a finished cell, drawn from its evaluation and from the posterior on a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Network, Posterior
+from bnn_runner.evaluation.evaluate import evaluate
+from bnn_runner.experiment import Experiment
+from bnn_runner.report.figures import run_figures
+from bnn_runner.rng import derive_seed
+from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
+from bnn_runner.tasks import Split, Task
+
+
+def draw_figures(
+    folder: Path,
+    task: Task,
+    posterior: Posterior,
+    experiment: Experiment,
+    evaluation: Evaluation,
+    scores: Sequence[Score],
+    networks: Sequence[Network],
+) -> list[Path]:
+    """Draw what applies into folder/figures; the functions shown are the very draws that were scored."""
+    settings = experiment.settings.eval
+    seed = int(experiment.config["seed"])
+    device, dtype = task.train.inputs.device, torch.float32
+
+    def predict_on(x: Tensor) -> SplitEvaluation:
+        grid = Split(x.to(device, dtype), None, torch.arange(len(x)))
+        on_grid = replace(task, test=grid, val=task.val.subset(torch.arange(0)), ood={}, unavailable={})
+        made = evaluate(
+            on_grid,
+            posterior,
+            experiment.method.predictive,
+            settings.num_draws,
+            derive_seed(seed, "posterior"),
+            settings.batch_size,
+            max_ood=0,
+            temperature=evaluation.temperature,
+        )
+        return made.test
+
+    return run_figures(folder, task, evaluation, scores, [n.history for n in networks], predict_on)
+
+
+def redraw_figures(folder: Path, task: Task, evaluation: Evaluation, scores: Sequence[Score]) -> list[Path]:
+    """Draw again what depends on evaluation and scores alone; figures that need the posterior stay as they are."""
+    return run_figures(folder, task, evaluation, scores, [], None)

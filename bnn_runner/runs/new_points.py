@@ -1,0 +1,271 @@
+"""New points out of files and values: columns by name, arrays by shape, images by size; refused if they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_runner.data.table_file import number, read_table
+from bnn_runner.errors import UserError, did_you_mean
+from bnn_runner.tasks import Split, Task
+
+TABLES = (".csv", ".tsv", ".txt", ".data")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_FEW = 8
+
+
+@dataclass(frozen=True)
+class NewPoints:
+    """Points ready for the network; `labels` name each (its row, or its file); `notes` say what was left aside."""
+
+    points: Split
+    labels: tuple[str, ...]
+    label_name: str
+    notes: tuple[str, ...] = ()
+
+
+def read_points(path: Path, task: Task) -> NewPoints:
+    """Points out of a table (.csv ...), an .npz file with the array x, an image or a folder of images.
+
+    Raises `UserError` for anything that does not fit the task.
+    """
+    if task.spec.vocabulary:
+        raise UserError(f"data={task.spec.name} is of texts, and new texts cannot be read yet. Score its test part.")
+    if path.is_dir() or path.suffix.lower() in IMAGES:
+        return _images(path, task)
+    if not path.is_file():
+        raise UserError(f"{path} is not there. Give a table (.csv), an .npz file, an image or a folder of images.")
+    if path.suffix.lower() == ".npz":
+        values = _npz_array(path)
+        return _numbered(from_values(values, task, str(path)))
+    if path.suffix.lower() == ".npy":
+        raise UserError(f"{path} is a bare array. Save it with its name: np.savez(file, x=array), and give the .npz.")
+    table = read_table(path)
+    columns = {name: [row[i] for row in table.rows] for i, name in enumerate(_names(table.header, table.width))}
+    points, notes = _from_columns(columns, table.header is not None, task, str(path), table.lines, table.number)
+    return _numbered(points, notes)
+
+
+def from_values(x: Any, task: Task, source: str = "x") -> Split:
+    """Points out of a pandas table, an array, a tensor or nested lists, in original units. Raises `UserError`."""
+    if hasattr(x, "columns") and hasattr(x, "iloc"):
+        columns = {str(name): [str(v) for v in x.iloc[:, i]] for i, name in enumerate(x.columns)}
+        return _from_columns(columns, True, task, source, range(len(x)), number)[0]
+    try:
+        values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    except ValueError:
+        raise UserError(f"{source} is no array: its rows differ in length. Each point needs as many numbers.") from None
+    if values.dtype.kind not in "biuf":
+        raise UserError(f"{source} holds {values.dtype} and no numbers. Give an array of numbers, or a table by names.")
+    if len(values.shape) == 0 or len(values) == 0:
+        raise UserError(f"{source} holds no points. Its first axis is the points'.")
+    shape = task.spec.input_shape
+    if len(shape) == 3 and values.ndim in (3, 4):
+        return _encoded(_channels_first(values, task, source), task, source)
+    if task.spec.vocabulary:
+        if values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= task.spec.vocabulary:
+            raise UserError(
+                f"{source} holds no token ids. They are whole numbers from 0 to {task.spec.vocabulary - 1}."
+            )
+        return _encoded(torch.from_numpy(values.astype(np.int64)), task, source)
+    wanted = (len(task.feature_names),) if task.feature_names else shape
+    if values.ndim == 1 and wanted == (1,):
+        values = values[:, None]
+    if values.shape[1:] != wanted:
+        names = f" ({', '.join(task.feature_names)})" if task.feature_names else ""
+        raise UserError(
+            f"{source} has shape {list(values.shape)}. The network of data={task.spec.name} takes "
+            f"[points, {', '.join(map(str, wanted))}]{names}."
+        )
+    dtype = np.uint8 if values.dtype == np.uint8 else np.float64
+    return _encoded(torch.from_numpy(values.astype(dtype)), task, source)
+
+
+def _numbered(points: Split, notes: Sequence[str] = ()) -> NewPoints:
+    return NewPoints(points, tuple(str(i + 1) for i in range(len(points))), "row", tuple(notes))
+
+
+def _encoded(original: Tensor, task: Task, source: str) -> Split:
+    """Prepared as the run's own points; the shape is that of its network's inputs."""
+    points = task.new_points(original)
+    shape = points.gather(torch.arange(1))[0].shape[1:]
+    if tuple(shape) != task.spec.input_shape:
+        raise UserError(
+            f"{source} has points of shape {list(original.shape[1:])}, which become network inputs of {list(shape)}. "
+            f"The network of data={task.spec.name} takes {list(task.spec.input_shape)}."
+        )
+    return points
+
+
+# ------------------------------------------------------------------------------------- tables
+
+
+def _names(header: Sequence[str] | None, width: int) -> Sequence[str]:
+    return header if header is not None else [f"column {i + 1}" for i in range(width)]
+
+
+def _from_columns(
+    columns: Mapping[str, Sequence[str]],
+    named: bool,
+    task: Task,
+    source: str,
+    lines: Sequence[int],
+    to_number: Callable[[str], float | None],
+) -> tuple[Split, list[str]]:
+    """Points from columns of texts: by name where the task names its columns, else by place."""
+    if len(task.spec.input_shape) != 1 or task.spec.vocabulary:
+        raise UserError(
+            f"{source} is a table, and data={task.spec.name} has inputs of shape {list(task.spec.input_shape)}. "
+            "Give an .npz file with the array x, or images."
+        )
+    notes: list[str] = []
+    wanted = task.feature_names
+    if wanted and named:
+        missing = [name for name in wanted if name not in columns]
+        if missing:
+            near = did_you_mean(missing[0], columns)
+            raise UserError(
+                f"{source} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}, which the network "
+                f"takes.{near} It has {_few(list(columns))}."
+            )
+        extra = [name for name in columns if name not in wanted]
+        if extra:
+            notes.append(f"not used: {_few(extra)} (the network takes {_few(wanted)})")
+        chosen = {name: columns[name] for name in wanted}
+    else:
+        width = len(wanted) or task.spec.input_shape[0]
+        if len(columns) != width:
+            names = f": {_few(wanted)}" if wanted else ""
+            raise UserError(
+                f"{source} has {len(columns)} columns. The network of data={task.spec.name} takes {width} in their "
+                f"order{names}. Leave out the target, and any other column."
+            )
+        chosen = dict(zip(wanted or columns, columns.values(), strict=True))
+        notes.append(f"columns are taken by their place ({_few(list(columns))})")
+    numbers = [_column(name, cells, task, source, lines, to_number) for name, cells in chosen.items()]
+    values = torch.tensor(numbers, dtype=torch.float64).T
+    points = _encoded(values, task, source)
+    assert isinstance(points.inputs, torch.Tensor)
+    finite = torch.isfinite(points.inputs).reshape(len(points), -1).all(1)
+    if not bool(finite.all()):
+        row = int((~finite).nonzero()[0])
+        empty = [name for name, cells in chosen.items() if to_number(cells[row]) != to_number(cells[row])]
+        raise UserError(
+            f"{source}, line {lines[row]}: no value in {_few(empty) or 'a column'}. A prediction needs all of them: "
+            "fill it in, or leave the row out."
+        )
+    return points, notes
+
+
+def _column(
+    name: str,
+    cells: Sequence[str],
+    task: Task,
+    source: str,
+    lines: Sequence[int],
+    to_number: Callable[[str], float | None],
+) -> list[float]:
+    """Numbers of a column of numbers; places in its list, of a column of texts. Raises `UserError` for a misfit."""
+    known = task.feature_categories.get(name)
+    found: list[float] = []
+    for cell, line in zip(cells, lines, strict=True):
+        value = to_number(cell)
+        if known is not None:
+            value = float(known.index(cell)) if cell in known else value if value != value else None
+        if value is None:
+            what = f"is none of {_few(known)}" if known is not None else "is no number"
+            raise UserError(f"{source}, line {line}, column {name}: {cell!r} {what}. Mend it, or leave the row out.")
+        found.append(value)
+    return found
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
+
+
+# ------------------------------------------------------------------------- arrays and images
+
+
+def _npz_array(path: Path) -> Any:
+    import zipfile
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = archive.files
+            name = "x" if "x" in names else names[0] if len(names) == 1 else None
+            if name is None:
+                raise UserError(f"{path} has no array x (it has {_few(names) or 'nothing'}). Save it as x=...")
+            return archive[name]
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise UserError(
+            f"{path} cannot be read as .npz ({error}). Save arrays of numbers: np.savez(file, x=array)."
+        ) from error
+
+
+def _channels_first(values: Any, task: Task, source: str) -> Tensor:
+    """Images as [M, C, H, W], of bytes where the run's own images are bytes."""
+    channels, height, width = task.spec.input_shape
+    if values.ndim == 3:
+        values = values[:, None] if channels == 1 else values
+    elif values.shape[1:] != task.spec.input_shape and values.shape[1:] == (height, width, channels):
+        values = values.transpose(0, 3, 1, 2)
+    if values.ndim != 4:
+        raise UserError(f"{source} has shape {list(values.shape)}. Images of {channels} channels are [M, C, H, W].")
+    if getattr(task.test, "inputs", values).dtype == torch.uint8 and values.dtype != np.uint8:
+        raise UserError(
+            f"{source} holds {values.dtype} numbers. The images of data={task.spec.name} are bytes (uint8, 0 to 255), "
+            "scaled by the run itself: give them as they are in the image files."
+        )
+    kept = values if values.dtype == np.uint8 else values.astype(np.float64)
+    return torch.from_numpy(np.ascontiguousarray(kept))
+
+
+def _images(path: Path, task: Task) -> NewPoints:
+    if len(task.spec.input_shape) != 3:
+        raise UserError(
+            f"{path} holds images, and data={task.spec.name} has inputs of shape {list(task.spec.input_shape)}. "
+            "Give a table (.csv), or an .npz file with the array x."
+        )
+    files, others = [path], 0
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        files = [p for p in found if p.suffix.lower() in IMAGES]
+        others = len(found) - len(files)
+    if not files:
+        raise UserError(f"{path} holds no images ({', '.join(IMAGES)}).")
+    read = task.read_image or _reader(task)
+    pixels = torch.stack([read(file) for file in files])
+    labels = tuple(str(f.relative_to(path)) if path.is_dir() else f.name for f in files)
+    notes = (f"not used: {others} files that are no images",) if others else ()
+    return NewPoints(_encoded(pixels, task, str(path)), labels, "file", notes)
+
+
+def _reader(task: Task) -> Callable[[Path], Tensor]:
+    """Reads one image file as the bytes [C, H, W] of the task's own images. Raises `UserError` for another size."""
+    from PIL import Image, UnidentifiedImageError
+
+    channels, height, width = task.spec.input_shape
+
+    def read(file: Path) -> Tensor:
+        try:
+            with Image.open(file) as image:
+                converted = image.convert("L" if channels == 1 else "RGB")
+        except FileNotFoundError:
+            raise UserError(f"{file} is not there. Give an image or a folder of images.") from None
+        except (OSError, UnidentifiedImageError) as error:
+            raise UserError(f"{file} cannot be read as an image ({error}). Take it out of the folder.") from error
+        if converted.size != (width, height):
+            raise UserError(
+                f"{file} is {converted.size[0]} x {converted.size[1]} pixels. The network of data={task.spec.name} "
+                f"takes {width} x {height}: resize it to that."
+            )
+        pixels = torch.from_numpy(np.array(converted))
+        return pixels.unsqueeze(0) if channels == 1 else pixels.permute(2, 0, 1)
+
+    return read

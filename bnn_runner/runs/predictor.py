@@ -1,0 +1,129 @@
+"""Predictions with their uncertainty for new points, as a table: one row a point, original units and label names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bnn_runner.base import Posterior, Predictive
+from bnn_runner.errors import UserError
+from bnn_runner.evaluation.evaluate import evaluate
+from bnn_runner.metrics.mixture import log_weights, mixture_mean, total_entropy, variance_parts
+from bnn_runner.scoring import Evaluation
+from bnn_runner.tasks import Split, Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+AT_ONCE = 2048  # points whose draws are kept at once
+_HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A posterior with the task it was fitted to and the way its run evaluated it."""
+
+    task: Task
+    posterior: Posterior
+    predictive: Predictive
+    num_draws: int
+    seed: int
+    batch_size: int
+    temperature: float | None = None
+
+    def table(self, points: Split, level: float = 0.95) -> pd.DataFrame:
+        """One row for each of `points`, in their order.
+
+        Regression, for each target, in its own units: `mean`, `sd`, its parts `aleatoric_sd` (noise)
+        and `epistemic_sd` (sd² = aleatoric² + epistemic²), and `lower`, `upper` of the central
+        interval of the predictive distribution at `level`. Classes: `predicted` (label), `p_<label>`,
+        `total_entropy` and, from draws, its parts `aleatoric_entropy` (mean entropy of a draw) and
+        `mutual_information`, in nats.
+        """
+        import pandas as pd
+
+        if not 0 < level < 1:
+            raise UserError(f"level={level} is no share. An interval holds between 0 and 1 of the probability: 0.95.")
+        nothing = torch.arange(0)
+        around = replace(self.task, val=self.task.val.subset(nothing), ood={}, unavailable={})
+        pieces = []
+        for first in range(0, len(points), AT_ONCE):
+            some = points.subset(torch.arange(first, min(first + AT_ONCE, len(points))))
+            found = evaluate(
+                replace(around, test=some),
+                self.posterior,
+                self.predictive,
+                self.num_draws,
+                self.seed,
+                self.batch_size,
+                max_ood=0,
+                temperature=self.temperature,
+            )
+            regression = self.task.spec.kind == "regression"
+            columns = self._regression(found, level) if regression else self._classes(found)
+            pieces.append(pd.DataFrame(columns))
+        return pd.concat(pieces, ignore_index=True)
+
+    def _regression(self, found: Evaluation, level: float) -> dict[str, list[float]]:
+        assert found.test.means is not None and found.test.variances is not None
+        weight = log_weights(found)
+        aleatoric, epistemic = variance_parts(found.test, weight)
+        mean = mixture_mean(found.test.means, weight)
+        tail = (1 - level) / 2
+        sds = found.test.variances.double().sqrt()
+        bounds = [mixture_quantile(found.test.means.double(), sds, weight, p) for p in (tail, 1 - tail)]
+        percent = f"{100 * level:g}"
+        parts = {
+            "mean": mean,
+            "sd": (aleatoric + epistemic).sqrt(),
+            "aleatoric_sd": aleatoric.sqrt(),
+            "epistemic_sd": epistemic.clamp(min=0).sqrt(),
+            f"lower_{percent}": bounds[0],
+            f"upper_{percent}": bounds[1],
+        }
+        names = self._target_names()
+        return {
+            f"{part}{f'_{name}' if len(names) > 1 else ''}": values[:, k].tolist()
+            for k, name in enumerate(names)
+            for part, values in parts.items()
+        }
+
+    def _target_names(self) -> tuple[str, ...]:
+        return self.task.target_names or tuple(str(k) for k in range(self.task.spec.num_outputs))
+
+    def _classes(self, found: Evaluation) -> dict[str, list[float] | list[str]]:
+        test = found.test
+        assert test.mean_probs is not None
+        labels = self.task.class_names or tuple(str(k) for k in range(self.task.spec.num_outputs))
+        total = total_entropy(test)
+        columns: dict[str, list[float] | list[str]] = {"predicted": [labels[k] for k in test.mean_probs.argmax(-1)]}
+        columns |= {f"p_{label}": test.mean_probs[:, k].tolist() for k, label in enumerate(labels)}
+        columns["total_entropy"] = total.tolist()
+        if test.mean_entropy is not None:
+            columns["aleatoric_entropy"] = test.mean_entropy.tolist()
+            columns["mutual_information"] = (total - test.mean_entropy).clamp(min=0).tolist()
+        return columns
+
+
+def mixture_quantile(means: Tensor, sds: Tensor, log_weight: Tensor, p: float) -> Tensor:
+    """The p-quantile [N, K] of Σ_s w_s N(means[s], sds[s]²): means [S, N, K], sds broadcastable, by halving intervals.
+
+    >>> means, sds = torch.zeros(1, 1, 1).double(), torch.ones(1, 1, 1).double()
+    >>> round(float(mixture_quantile(means, sds, torch.zeros(1).double(), 0.975)), 4)
+    1.96
+    """
+    # The mixture's quantile lies between the smallest and the largest of its parts' own.
+    ends = means + sds * math.sqrt(2) * torch.erfinv(torch.tensor(2 * p - 1, dtype=means.dtype))
+    low, high = ends.amin(0), ends.amax(0)
+    weight = log_weight.exp().reshape(-1, 1, 1).to(means.dtype)
+    if len(means) == 1:
+        return ends[0]
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        below = (weight * torch.special.ndtr((middle - means) / sds)).sum(0)
+        low, high = torch.where(below < p, middle, low), torch.where(below < p, high, middle)
+    return (low + high) / 2

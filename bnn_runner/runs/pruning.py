@@ -1,0 +1,101 @@
+"""A factorised Gaussian posterior without its least certain weights: scores and figure (Blundell et al. 2015)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from bnn_runner.evaluation.evaluate import evaluate
+from bnn_runner.report import style
+from bnn_runner.tasks import Task
+from bnn_runner.variational.posterior import MeanField
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """One row: `removed_percent` of the weights with a spread; scores on the test set.
+
+    `error` is the share of wrong classes in percent, or the root mean squared error in target units;
+    `loglik` the mean marginal log-likelihood in nats a point, with its standard error.
+    """
+
+    removed_percent: float
+    weights_left: int
+    error: float
+    error_standard_error: float
+    loglik: float
+    loglik_standard_error: float
+
+
+def prune(
+    task: Task, posterior: MeanField, percents: Sequence[float], num_draws: int, seed: int, batch_size: int
+) -> list[Pruned]:
+    """One row for each of `percents`: weights of the lowest |μ|/σ lose mean and spread, the rest is unchanged."""
+    alone = replace(task, val=task.val.subset(torch.arange(0)), ood={}, unavailable={})
+    rows = []
+    for percent in percents:
+        left = posterior.pruned(percent / 100)
+        gone = sum(int((s == 0).sum()) for s in left.sigmas.values())
+        test = evaluate(alone, left, "draws", num_draws, seed, batch_size, max_ood=0).test
+        assert test.loglik is not None and test.targets is not None
+        marginal = torch.logsumexp(test.loglik.double(), 0) - math.log(len(test.loglik))
+        n = len(marginal)
+        if test.mean_probs is not None:
+            wrong = (test.mean_probs.argmax(-1) != test.targets).double()
+            error, error_se = 100 * float(wrong.mean()), 100 * float(wrong.std() / math.sqrt(n))
+        else:
+            assert test.means is not None
+            squares = (test.means.double().mean(0) - test.targets).square().mean(-1)
+            error = float(squares.mean().sqrt())
+            error_se = float(squares.std() / math.sqrt(n)) / (2 * max(error, 1e-300))
+        rows.append(
+            Pruned(
+                percent,
+                posterior.network.num_parameters - gone,
+                error,
+                error_se,
+                float(marginal.mean()),
+                float(marginal.std() / math.sqrt(n)),
+            )
+        )
+    return rows
+
+
+def markdown(rows: Sequence[Pruned], error_name: str) -> str:
+    """The table for a reader."""
+    lines = [
+        f"| removed % | weights left | {error_name} | log-likelihood, nats a point |",
+        "| ---: | ---: | ---: | ---: |",
+    ]
+    for r in rows:
+        lines.append(
+            f"| {r.removed_percent:g} | {r.weights_left:,} | {r.error:.3g} ± {r.error_standard_error:.2g} "
+            f"| {r.loglik:.4g} ± {r.loglik_standard_error:.2g} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def figure(rows: Sequence[Pruned], error_name: str, ratios: torch.Tensor, title: str) -> Figure:
+    """Error and log-likelihood over the proportion removed, and the distribution of |μ|/σ in decibels."""
+    made, (left, middle, right) = style.new_figure(columns=3, width=3.6, height=3.2)
+    x = [r.removed_percent for r in rows]
+    left.errorbar(x, [r.error for r in rows], [r.error_standard_error for r in rows], color=style.BLUE, marker="o")
+    middle.errorbar(
+        x, [r.loglik for r in rows], [r.loglik_standard_error for r in rows], color=style.VERMILION, marker="s"
+    )
+    decibels = 20 * torch.log10(ratios[ratios > 0].double().cpu())
+    right.hist(decibels.numpy(), bins=60, color=style.GREY)
+    for ax, y in ((left, error_name), (middle, "log-likelihood [nats a point]")):
+        ax.set_xlabel("weights removed [%]")
+        ax.set_ylabel(y)
+    right.set_xlabel("|μ|/σ [dB]")
+    right.set_ylabel("weights")
+    style.title(made, title)
+    return made

@@ -1,0 +1,1 @@
+"""Sweeps: plan, job processes, launchers and sweepers."""

@@ -1,0 +1,115 @@
+"""What our sweepers share: points are planned, and what is left of them goes to the launcher, in rounds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from bnn_runner.config.groups import packaged_conf
+from bnn_runner.config.settings import anchor
+from bnn_runner.errors import UserError
+from bnn_runner.sweeps.plan import Job, Plan, make_plan
+from bnn_runner.sweeps.plan_cache import Memory, stamp
+from bnn_runner.sweeps.plan_process import look_apart
+from bnn_runner.sweeps.scratch_files import Handover, Member, write_outcome
+
+OWN = ("plan_only", "retry_failed", "fail_fast", "objective")
+"""Settings of a sweep, which its jobs do not hear of."""
+
+
+class Rounds:
+    """A sweep's launcher and settings; the plan of all rounds so far lies in its folder, for jobs and summary."""
+
+    def __init__(self, context: HydraContext, task_function: TaskFunction, config: DictConfig, max_lanes: int):
+        self.config, self.max_lanes = config, max_lanes
+        self.folder, self.start = Path(str(config.hydra.sweep.dir)), Path(str(config.hydra.runtime.cwd))
+        self.handover = Handover(0, fail_fast=bool(config.fail_fast), plan_only=bool(config.plan_only))
+        self._mistakes: list[dict[str, Any]] = []
+        self._loader = context.config_loader
+        self.launcher: Launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=context, task_function=task_function, config=config
+        )
+
+    @property
+    def config_dir(self) -> Path | None:
+        """The folder of --config-dir."""
+        added = [s.path for s in self.config.hydra.runtime.config_sources if s.provider == "command-line"]
+        return Path(added[0]) if added else None
+
+    @property
+    def output_dir(self) -> Path:
+        """Where the cells go."""
+        return anchor(str(self.config.output_dir), self.start)
+
+    def parse(self, params: Mapping[str, Any], arguments: Sequence[str]) -> list[Override]:
+        """Overrides as Hydra reads them, without what concerns the sweep only."""
+        words = [*(f"{key}={value}" for key, value in params.items()), *arguments]
+        words = [text for text in words if text.partition("=")[0].lstrip("+") not in OWN]
+        return OverridesParser.create(config_loader=self._loader).parse_overrides(words)
+
+    def plan(self, points: Sequence[Sequence[str]]) -> Plan:
+        """How these points stand."""
+        config = self.config
+        anew = bool(config.force) or any(o.startswith("force=") for point in points for o in point)
+        cache = anchor(str(config.cache_dir), self.start) if config.cache_dir else self.output_dir / "cache"
+        folders = [packaged_conf(), *([self.config_dir] if self.config_dir else [])]
+        memory = Memory(cache / "plans", None if anew else stamp(folders, self.start))
+        retry, look_only = bool(config.retry_failed), bool(config.plan_only)
+        return make_plan(points, self.config_dir, self.start, memory, retry, self.max_lanes, look_only, look_apart)
+
+    def launch(self, plan: Plan, at_once: int | None = None) -> None:
+        """Hand the plan's groups to the launcher (`at_once` at a time), and tell the mistakes among its jobs."""
+        first, offset = len(self.handover.groups), self.handover.asked
+        self.handover = replace(
+            self.handover,
+            asked=offset + len(plan.jobs),
+            done=self.handover.done + sum(job.standing == "done" for job in plan.jobs),
+            left_alone=[
+                *self.handover.left_alone,
+                *(_member(j, offset) for j in plan.jobs if j.standing == "failed" and not plan.retry_failed),
+            ],
+            groups=[*self.handover.groups, *([_member(job, offset) for job in group] for group in plan.groups)],
+        )
+        self.handover.write(self.folder)
+        mistakes = [job for job in plan.jobs if job.standing == "mistake"]
+        for job in mistakes:
+            print(f"bnn-run: {job.shown}: this cannot run", file=sys.stderr)
+            for number, problem in enumerate(job.problems, 1):
+                print(f"  {number}. {problem}", file=sys.stderr)
+            told = {"status": "mistake", "message": job.problems[0], "told": True}
+            self._mistakes.append(_member(job, offset).described() | told)
+        if mistakes:
+            write_outcome(self.folder / "mistakes", self._mistakes)
+        if self.config.plan_only:
+            for job in (job for group in plan.groups for job in group):
+                before = f" ({job.standing} before)" if job.standing in ("failed", "cut") else ""
+                print(f"  to run: {job.shown}{before}")
+        elif plan.groups and not (mistakes and self.config.fail_fast):
+            self._hand_over([list(group[0].overrides) for group in plan.groups], first, at_once or len(plan.groups))
+
+    def _hand_over(self, jobs: Sequence[list[str]], first: int, at_once: int) -> None:
+        """A launcher that breaks off loses no result that is on disk."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.config, self.folder / "multirun.yaml")
+        for begin in range(0, len(jobs), at_once):
+            try:
+                self.launcher.launch(jobs[begin : begin + at_once], initial_job_idx=first + begin)
+            except UserError:
+                raise
+            except Exception as error:
+                reason = (str(error).splitlines() or [""])[0]
+                print(f"bnn-run: the launcher broke off ({type(error).__name__}: {reason})", file=sys.stderr)
+
+
+def _member(job: Job, offset: int) -> Member:
+    return Member(offset + job.number, list(job.overrides), [str(cell) for cell in job.cells])

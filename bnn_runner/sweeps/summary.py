@@ -1,0 +1,79 @@
+"""What a command did, told last, with the exit code that follows from it. Read from files (see `handover`)."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, MISTAKE, OK
+from bnn_runner.sweeps.scratch_files import Handover, read_outcomes
+
+_CODES = {"done": OK, "skipped": OK, "mistake": MISTAKE, "interrupted": INTERRUPTED}
+_ORDER = ("done", "done before", "skipped", "cut", "failed", "failed before", "interrupted", "not run", "no result")
+
+
+def run_code(scratch: Path) -> int:
+    """The exit code of a single run; its failure is told where the run has not told it."""
+    outcomes = read_outcomes(scratch)
+    outcome = outcomes[0] if outcomes else {"status": "failed", "message": "no result"}
+    if outcome["status"] in ("failed", "cut") and not outcome.get("told"):
+        print(f"bnn-run: {outcome['status']}. {outcome['message']}", file=sys.stderr)
+    return _CODES.get(outcome["status"], FAILED)
+
+
+def sum_up(scratch: Path, jobs: int) -> int:
+    """The last words on a sweep of so many jobs: how many are done, and each other one's reason; the exit code."""
+    plan = Handover.read(scratch) or Handover(jobs)
+    outcomes = read_outcomes(scratch)
+    ended = {o["number"] for o in outcomes}
+    if plan.plan_only:
+        print("plan_only=true: nothing was run", file=sys.stderr)
+        return MISTAKE if outcomes else OK
+    rows = [o | {"status": "failed" if o["status"] == "mistake" else o["status"]} for o in outcomes]
+    lost = {"status": "no result", "message": f"it left none. A launcher's logs are below {scratch}"}
+    rows += [m.described() | lost for group in plan.groups for m in group if m.number not in ended]
+    alone = {"status": "failed before", "message": "left alone (retry_failed=false)"}
+    rows += [m.described() | alone for m in plan.left_alone]
+    counts = Counter(str(row["status"]) for row in rows)
+    counts["done before"] += plan.done
+    if not plan.groups and not plan.done and not plan.left_alone:  # another sweeper's jobs are known by number only
+        counts["no result"] += max(plan.asked - len(rows), 0)
+    listed = ", ".join(f"{counts[name]} {name}" for name in _ORDER if counts[name]) or "nothing left to run"
+    print(
+        f"\nbnn-run: {plan.asked} job{'s' if plan.asked != 1 else ''}: {listed}",
+        file=sys.stderr,
+    )
+    bad = [row for row in rows if row["status"] not in ("done", "skipped")]
+    for row in sorted(bad, key=lambda row: int(row["number"])):
+        reason = (row["message"].splitlines() or ["no reason given"])[0]
+        print(f"  {row['status']:<8} {row['overrides']}: {reason}", file=sys.stderr)
+        if (log := _log(row)) is not None:
+            print(f"           {log}", file=sys.stderr)
+    return _exit_code(outcomes, bad, counts["no result"])
+
+
+def unfinished(scratch: Path) -> bool:
+    """Whether a launched job left no outcome or was cut: a scheduler may run it again, and it needs the plan then."""
+    plan, outcomes = Handover.read(scratch), read_outcomes(scratch)
+    ended = {o["number"] for o in outcomes if o["status"] != "cut"}
+    members = [] if plan is None or plan.plan_only else [m for group in plan.groups for m in group]
+    return (scratch / ".submitit").exists() and any(m.number not in ended for m in members)
+
+
+def _log(row: dict[str, Any]) -> Path | None:
+    """The log of the first cell that is not finished, or what its status file says."""
+    for cell in map(Path, row.get("cells", ())):
+        if not (cell / "DONE").exists():
+            return next((path for name in ("log.txt", "FAILED") if (path := cell / name).exists()), None)
+    return None
+
+
+def _exit_code(outcomes: list[dict[str, Any]], bad: list[dict[str, Any]], lost: int) -> int:
+    statuses = {o["status"] for o in outcomes}
+    if "interrupted" in statuses:
+        return INTERRUPTED
+    if lost or not {str(row["status"]) for row in bad} <= {"failed"} or statuses & {"failed", "cut"}:
+        return FAILED
+    return MISTAKE if bad else OK

@@ -1,0 +1,66 @@
+"""Our sweeper, the default of `-m`: plan, leave out what is finished, hand the rest to whichever launcher.
+
+Hydra takes plugins from the package `hydra_plugins` only; `register` puts our classes there by name, so
+that a checkout works as an installation does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from bnn_runner.errors import UserError
+from bnn_runner.sweeps.launchers import RayLauncher, WorkersLauncher
+from bnn_runner.sweeps.optuna_search import StudySweeper
+from bnn_runner.sweeps.rounds import Rounds
+
+
+class CellSweeper(Sweeper):
+    """Runs every point of the request that is not finished. The plan is printed, and left for the jobs to read."""
+
+    def __init__(self, max_lanes: int, max_batch_size: int | None = None, params: Mapping[str, Any] | None = None):
+        self.max_lanes, self.max_batch_size, self.params = max_lanes, max_batch_size, dict(params or {})
+        self.rounds: Rounds | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Make the launcher, so that one that is not installed is told before any work."""
+        self.rounds = Rounds(hydra_context, task_function, config, self.max_lanes)
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Plan the jobs of these overrides and launch what is left to do."""
+        assert self.rounds is not None
+        if self.rounds.config.objective is not None:
+            raise UserError(
+                f"objective={self.rounds.config.objective} is what a search goes by, and this sweep runs everything."
+                " Add hydra/sweeper=optuna, or drop the objective."
+            )
+        parsed = self.rounds.parse(self.params, arguments)
+        (points,) = BasicSweeper.split_arguments(parsed, None)
+        plan = self.rounds.plan(points)
+        for line in plan.told():
+            print(line, file=sys.stderr)
+        self.rounds.launch(plan, self.max_batch_size)
+
+
+def register() -> None:
+    """Make our plugins known to Hydra under the names in conf/hydra."""
+    try:
+        parent = importlib.import_module("hydra_plugins")
+    except ModuleNotFoundError:  # no other plugin is installed
+        parent = sys.modules["hydra_plugins"] = ModuleType("hydra_plugins")
+        parent.__path__ = []
+    module = ModuleType("hydra_plugins.bnn_runner")
+    parent.bnn_runner = sys.modules[module.__name__] = module  # type: ignore[attr-defined]
+    for plugin in (CellSweeper, StudySweeper, WorkersLauncher, RayLauncher):
+        setattr(module, plugin.__name__, plugin)
+        plugin.__module__ = module.__name__
+        Plugins.instance().register(plugin)

@@ -1,0 +1,1 @@
+"""The training engine, the cache of trained networks, schedules, augmentation, pretrained weights."""

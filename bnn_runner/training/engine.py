@@ -1,0 +1,388 @@
+"""The training engine: L networks at once, one optimiser step for all of them.
+
+Every lane minimises  mean over its batch of −log p  +  (1/2N) wᵀΛw  (DESIGN §7); the penalty's
+gradient Λw/N is added to the gradient of the first term. Adam and SGD act on each number alone,
+so a lane among others follows the path it would follow by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bnn_runner.base import Network
+from bnn_runner.errors import Interrupted, UserError
+from bnn_runner.rng import generator
+from bnn_runner.training.augmentation import Unchanged
+from bnn_runner.training.lanes import Forward, Strategy, Tensors, choose_strategy, concatenate, lane_forward, seconds_of
+from bnn_runner.training.noise_layers import StepNoise
+from bnn_runner.training.state import Lane, Recipe, initial_state, residual_log_noise
+
+Progress = Callable[[str, int, int], None]
+CHECKPOINT_SECONDS = 10.0
+SMALL_STEP = 4_000_000
+"""Multiplications of a forward pass below which one thread is faster than several."""
+
+
+class Diverged(Exception):
+    """Some lanes reached a non-finite loss; the message names the step, `lanes` which of them."""
+
+    def __init__(self, message: str, lanes: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.lanes = lanes
+
+
+def batch_bounds(num_points: int, batch_size: int) -> list[tuple[int, int]]:
+    """Batches whose sizes differ by at most one, so that none is a left-over of one point and none is dropped."""
+    count = math.ceil(num_points / batch_size)
+    edges = [round(i * num_points / count) for i in range(count + 1)]
+    return list(pairwise(edges))
+
+
+def _laid_out(grad: Tensor | None, parameter: Tensor) -> Tensor:
+    """The gradient in its parameter's memory layout, in which the update reads all tensors (else it is scrambled).
+
+    Zero for a parameter that nothing uses.
+    """
+    if grad is None:
+        return torch.zeros_like(parameter)
+    return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)
+
+
+class Group:
+    """Lanes of equal shape that train together."""
+
+    def __init__(self, recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -> None:
+        sizes = {len(lane.task.train) for lane in lanes}
+        if len(sizes) != 1:
+            raise ValueError(f"lanes of one group need equally many points, not {sorted(sizes)}")
+        if sizes == {0}:
+            raise UserError("the training part has no points left. Lower data.val_fraction or raise data.train_size.")
+        self.recipe, self.lanes, self.device = recipe, lanes, device
+        self.num_points = sizes.pop()
+        self.bounds = batch_bounds(self.num_points, recipe.schedule.batch_size)
+        self.module, self.state = initial_state(recipe, lanes, device)
+        self.prior = recipe.precisions(self.module)
+        has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+        if has_batchnorm and min(b - a for a, b in self.bounds) < 2:
+            raise UserError(
+                f"a training batch of one point cannot be batch-normalised ({self.num_points} training points, "
+                f"schedule.batch_size={recipe.schedule.batch_size}). Raise schedule.batch_size, or use another norm."
+            )
+        self._noise: StepNoise | None = None
+        if recipe.rework is not None:
+            largest = max(b - a for a, b in self.bounds)
+            self._noise = StepNoise(recipe.rework, self.module, [lane.seed for lane in lanes], largest, device)
+        self.data, self.offsets = concatenate([lane.task.train for lane in lanes])
+        # A rule gives every lane a prior of its own, and may end their trainings at different steps.
+        stack = recipe.stack if recipe.rule is None else "never"
+        self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, stack, self._probe)
+        self._drawn: tuple[int, Tensor, Tensor] | None = None
+        self._given_prior = recipe.prior.precisions(self.module)
+        self._moved = [t.detach() for t in self.state.trained]
+
+    @cached_property
+    def total_epochs(self) -> int:
+        rule, schedule = self.recipe.rule, self.recipe.schedule
+        return schedule.epochs if rule is None else rule.epochs(schedule)
+
+    @cached_property
+    def total_steps(self) -> int:
+        return self.total_epochs * len(self.bounds)
+
+    def _lr_at(self, step: int) -> float:
+        rule, schedule = self.recipe.rule, self.recipe.schedule
+        per_epoch = len(self.bounds)
+        return schedule.lr_at(step, per_epoch) if rule is None else rule.lr_at(schedule, step, per_epoch)
+
+    def threads(self) -> int | None:
+        """1 for a group so small that handing work to a second thread costs more than it saves; None: as set."""
+        multiplications = sum(p.numel() for p in self.state.parameters.values()) * min(
+            self.recipe.schedule.batch_size, self.num_points
+        )
+        return 1 if self.device.type == "cpu" and multiplications < SMALL_STEP else None
+
+    def step_seconds(self) -> float:
+        """Seconds of one training step of all lanes, measured on three that count (for a group made to be timed)."""
+        with self.at_work():
+            return seconds_of(self.advance, self.device) / 3
+
+    def _epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """Every lane's order of its points in an epoch, [L, N], and in turn what augmentation does, [L, N, F]."""
+        if self._drawn is None or self._drawn[0] != epoch:
+            image, augment = self.lanes[0].task.spec.input_shape, self.recipe.augment
+            orders, chosen = [], []
+            for lane in self.lanes:
+                orders.append(torch.randperm(self.num_points, generator=generator(lane.seed, "order", epoch)))
+                if not isinstance(augment, Unchanged):
+                    stream = generator(lane.seed, "augment", epoch)
+                    chosen.append(augment.choose(self.num_points, image, stream))
+            order = torch.stack(orders) + self.offsets
+            changes = torch.stack(chosen) if chosen else torch.empty(*order.shape, 0, dtype=torch.int64)
+            self._drawn = epoch, order.to(self.device), changes.to(self.device)
+        return self._drawn[1:]
+
+    def _probe(self, strategy: Strategy) -> float:
+        """Seconds of a training step under a strategy: of one lane ("single") or of all."""
+        lanes = self.lanes[:1] if strategy == "single" else self.lanes
+        return Group(replace(self.recipe, stack="always"), lanes, self.device).step_seconds()
+
+    def _nll(self, outputs: Tensor, y: Tensor | None, log_noise: Tensor | None) -> Tensor:
+        """Mean −log p of each lane's batch, [L]."""
+        assert y is not None
+        if self.lanes[0].task.spec.kind == "classification" and len(self.lanes) == 1:
+            # The same in one call: a tenth of a small network's step.
+            return nn.functional.cross_entropy(outputs.squeeze(0), y.squeeze(0)).unsqueeze(0)
+        noise = torch.zeros(1, device=outputs.device) if log_noise is None else log_noise.unsqueeze(-2)
+        return -self.recipe.noise.likelihood(self.lanes[0].task.spec.kind, noise).log_prob(outputs, y).mean(-1)
+
+    def _outputs(self, x: Tensor, noise: Tensors) -> Tensor:
+        """Network outputs [L, B, K] in the working dtype."""
+        if self.recipe.precision == "float32":
+            return self._forward(x, noise)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            outputs = self._forward(x, noise)
+        return outputs.to(self.recipe.dtype)
+
+    def resume(self, checkpoint: Path) -> int:
+        """Go on from a checkpoint, if there is a sound one; the step it stands at (0: from the start)."""
+        if self.state.step == 0:
+            self.state.load(checkpoint, self.device)
+            self._take_up_precisions()
+        return self.state.step
+
+    def train(
+        self, checkpoint: Path | None, progress: Progress, stop: Callable[[], bool] = lambda: False
+    ) -> list[Network]:
+        """Train to the end of the schedule and give one network a lane.
+
+        Raises `Diverged` at the first non-finite loss, and `Interrupted` after writing the
+        checkpoint once `stop()` is true. A checkpoint found at `checkpoint` is gone on from, and a
+        resumed training ends bit for bit where an uninterrupted one does at equal threads. Under the
+        strategy "loop" the caller makes one group of each lane.
+        """
+        if self.strategy == "loop":
+            raise ValueError("these lanes are to be trained one after the other, each in a group of its own")
+        state = self.state
+        if checkpoint is not None:
+            self.resume(checkpoint)
+        clock, last_saved = time.perf_counter(), time.perf_counter()
+        per_epoch = len(self.bounds)
+        with self.at_work():
+            while state.step < self.total_steps and not (state.tuning is not None and state.tuning.settled):
+                epoch, position = divmod(state.step, per_epoch)
+                begin, end = self.bounds[position]
+                nll = self.advance()
+                state.nll_sum.add_(nll, alpha=end - begin)
+                ends_epoch = position == per_epoch - 1
+                if ends_epoch or self.device.type == "cpu" or state.step % 50 == 0:
+                    self._check_finite(nll, state.step)
+                if ends_epoch:
+                    state.seconds += time.perf_counter() - clock
+                    clock = time.perf_counter()
+                    self._record_epoch(epoch, self._lr_at(state.step - 1))
+                    self._tune(epoch + 1)
+                progress("training", state.step, self.total_steps)
+                stopping = stop()
+                if checkpoint is not None and (
+                    stopping or (ends_epoch and time.perf_counter() - last_saved > CHECKPOINT_SECONDS)
+                ):
+                    state.save(checkpoint)
+                    last_saved = time.perf_counter()
+                if stopping:
+                    done = f"{state.step / per_epoch:.1f} of {self.total_epochs} epochs"
+                    raise Interrupted(f"training stopped after {done}")
+            state.seconds += time.perf_counter() - clock  # the last update of the prior
+            self._take_best()
+            self._check_weights()
+        return [self.network(i) for i in range(len(self.lanes))]
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The module in training mode and threads as suit the size; both are put back."""
+        was_training = self.module.training
+        self.module.train()
+        threads_found, threads = torch.get_num_threads(), self.threads()
+        try:
+            torch.set_num_threads(threads or threads_found)
+            yield
+        finally:
+            torch.set_num_threads(threads_found)
+            self.module.train(was_training)
+
+    def advance(self) -> Tensor:
+        """One update of every lane (while `at_work`); mean −log p of each lane's batch before it, [L].
+
+        Batch, noise and learning rate follow from the step that the state stands at.
+        """
+        state, per_epoch = self.state, len(self.bounds)
+        epoch, position = divmod(state.step, per_epoch)
+        begin, end = self.bounds[position]
+        order, chosen = self._epoch(epoch)
+        x, y = self.data.gather(order[:, begin:end])
+        if position + 1 < per_epoch:
+            self.data.ahead(order[:, slice(*self.bounds[position + 1])])
+        if chosen.shape[-1]:
+            x = self.recipe.augment(x.flatten(0, 1), chosen[:, begin:end].flatten(0, 1)).view(x.shape)
+        lr = self._lr_at(state.step)
+        noise = {} if self._noise is None else self._noise.at(state.step, end - begin)
+        nll = self._nll(self._outputs(x, noise), y, state.log_noise)
+        objective = nll if len(self.lanes) == 1 else nll.sum()  # one number, without an operation on it
+        if (penalty := self._penalty()) is not None:
+            objective = objective + penalty.sum() / self.num_points
+        grads = torch.autograd.grad(objective, state.trained, allow_unused=True)
+        with torch.no_grad():
+            laid_out = [_laid_out(g, p) for g, p in zip(grads, self._moved, strict=True)]
+            self._add_decays(laid_out)
+            state.optimizer.step(self._moved, laid_out, lr)
+        state.step += 1
+        return nll.detach()
+
+    @cached_property
+    def _forward(self) -> Forward:
+        return lane_forward(self.module, self.strategy, self.state.parameters, self.state.buffers)
+
+    def compile(self) -> str:
+        """Train through `torch.compile`; why not, where that cannot be (then nothing is changed)."""
+        if self.strategy != "single" or self._noise is not None:
+            return "it serves one network without noise at a time"
+        state = self.state
+        compiled = lane_forward(self.module, "single", state.parameters, state.buffers, torch.compile(self.module))
+        kept = {name: b.clone() for name, b in state.buffers.items()}
+        begin, end = self.bounds[0]
+        x, y = self.data.gather(self._epoch(0)[0][:, begin:end])
+        plain, self._forward = self._forward, compiled
+        try:
+            with self.at_work():
+                nll = self._nll(self._outputs(x, {}), y, state.log_noise).sum()
+                torch.autograd.grad(nll, state.trained, materialize_grads=True)
+        except Exception as error:  # of the compiler or of the tools it calls: any kind
+            self._forward = plain
+            return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        finally:
+            for name, b in state.buffers.items():
+                b.copy_(kept[name])
+        return ""
+
+    def _penalty(self) -> Tensor | None:
+        """The rework's own part of the objective times N, [L]."""
+        if self.recipe.rework is None:
+            return None
+        leaves = self.state.parameters
+        if self.strategy == "single":
+            leaves = {n: p.unsqueeze(0) for n, p in self.module.named_parameters()}
+        return self.recipe.rework.penalty(leaves, self._given_prior)
+
+    def _add_decays(self, grads: Sequence[Tensor]) -> None:
+        """The gradient of what in `_penalty` is quadratic, in place."""
+        if self.recipe.rework is None:
+            return
+        decays = self.recipe.rework.decays(self.state.parameters, self._given_prior)
+        for name, grad, moved in zip(self.state.parameters, grads, self._moved, strict=False):
+            if name in decays:
+                grad.addcmul_(moved, decays[name].reshape(-1, *[1] * (moved.dim() - 1)), value=1 / self.num_points)
+
+    def _check_finite(self, nll: Tensor, step: int) -> None:
+        if math.isfinite(nll.sum().item()):
+            return
+        finite = torch.isfinite(nll)
+        bad = tuple(int(i) for i in (~finite).nonzero().flatten())
+        epoch = (step - 1) // len(self.bounds) + 1
+        raise Diverged(
+            f"the training loss became {float(nll[bad[0]])} at step {step} (epoch {epoch}). The weights have diverged. "
+            f"Lower schedule.lr (it is {self.recipe.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
+            bad,
+        )
+
+    def _check_weights(self) -> None:
+        """The last loss was finite; the update after it may not have been."""
+        tensors = [*self.state.parameters.values(), *(b for b in self.state.buffers.values() if b.is_floating_point())]
+        finite = torch.stack([torch.isfinite(t.detach()).reshape(len(self.lanes), -1).all(1) for t in tensors]).all(0)
+        if not bool(finite.all()):
+            raise Diverged(
+                f"the weights became infinite or NaN in the last update (step {self.state.step}). "
+                f"Lower schedule.lr (it is {self.recipe.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
+                tuple(int(i) for i in (~finite).nonzero().flatten()),
+            )
+
+    @torch.no_grad()
+    def _record_epoch(self, epoch: int, lr: float) -> None:
+        state, lanes = self.state, len(self.lanes)
+        nll = (state.nll_sum / self.num_points).tolist()
+        penalty = torch.zeros(lanes, device=self.device)
+        for name, p in state.parameters.items():
+            penalty += self.prior[name] / (2 * self.num_points) * p.square().reshape(lanes, -1).sum(-1)
+        if (own := self._penalty()) is not None:
+            penalty += own / self.num_points
+        noise = None if state.log_noise is None else state.log_noise.exp().mean(-1).tolist()
+        for i, value in enumerate(penalty.tolist()):
+            row = {"epoch": epoch + 1, "seconds": state.seconds, "loss": nll[i] + value, "nll": nll[i], "lr": lr}
+            if noise is not None:
+                row["noise"] = noise[i]
+            state.history[i].append(row)
+        state.nll_sum.zero_()
+
+    def _tune(self, epoch: int) -> None:
+        """Let the rule, if there is one, change the prior after `epoch` epochs."""
+        rule, tuning, schedule = self.recipe.rule, self.state.tuning, self.recipe.schedule
+        if rule is None or tuning is None or not rule.due(schedule, epoch):
+            return
+        lane = self.lanes[0]
+        rule.update(self.network(0), lane.task, tuning, epoch, lane.seed)
+        self._take_up_precisions()
+        self.state.history[0][-1]["evidence_nats"] = tuning.trace[-1]["evidence_nats"]
+        if rule.restarts(schedule, epoch):
+            for moment in self.state.optimizer.state:
+                moment.zero_()
+
+    def _take_up_precisions(self) -> None:
+        """Train under the precisions that the rule has chosen."""
+        if self.state.tuning is not None:
+            self.prior = dict(self.state.tuning.precisions)
+            decays = [self.prior[name] / self.num_points for name in self.state.parameters]
+            self.state.optimizer.decay([*decays, *[0.0] * (len(self.state.trained) - len(decays))])
+
+    @torch.no_grad()
+    def _take_best(self) -> None:
+        """End with the weights and the precisions that the rule has kept, if it has kept some."""
+        state = self.state
+        if state.tuning is None or not (best := state.tuning.best):
+            return
+        for kept, now in ((best["parameters"], state.parameters), (best["buffers"], state.buffers)):
+            for name, t in now.items():
+                t[0].copy_(kept[name])
+        if state.log_noise is not None and best["log_noise"] is not None:
+            state.log_noise[0].copy_(best["log_noise"])
+        state.tuning.precisions = dict(best["precisions"])
+        self._take_up_precisions()
+
+    def network(self, i: int) -> Network:
+        """Lane i as it stands, as a network of its own."""
+        state, lane = self.state, self.lanes[i]
+        parameters = {
+            n: p[i].detach().clone(memory_format=torch.contiguous_format) for n, p in state.parameters.items()
+        }
+        buffers = {n: b[i].clone() for n, b in state.buffers.items()}
+        log_noise = None if state.log_noise is None else state.log_noise[i].detach().clone()
+        if log_noise is not None and self.recipe.noise.noise == "residual":
+            log_noise = residual_log_noise(self.module, parameters | buffers, lane.task)
+        return Network(
+            module=self.module,
+            parameters=parameters,
+            buffers=buffers,
+            likelihood=self.recipe.noise.likelihood(lane.task.spec.kind, log_noise),
+            prior_precision=dict(self.prior),
+            key=lane.key,
+            history=tuple(state.history[i]),
+            seconds=state.seconds / len(self.lanes),
+            tuning=() if state.tuning is None else tuple(state.tuning.trace),
+        )

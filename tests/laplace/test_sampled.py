@@ -1,0 +1,185 @@
+"""Sampled Laplace against the exact posterior of the same curvature (float64)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bnn_runner.base import Network
+from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.jacobians import Jacobians
+from bnn_runner.curvature.output_curvature import OutputCurvature
+from bnn_runner.curvature.psd import Repairs
+from bnn_runner.curvature.structures import Fit
+from bnn_runner.hyper.evidence import Evidence
+from bnn_runner.hyper.fixed import Fixed
+from bnn_runner.hyper.fixed_point import FixedPoint
+from bnn_runner.laplace import sampled
+from bnn_runner.laplace.log_det import Spectrum
+from bnn_runner.laplace.sampled import SampledCurvature
+from bnn_runner.laplace.solvers import ConjugateGradients
+from bnn_runner.methods.laplace import Laplace
+from bnn_runner.methods.laplace_sampled import LaplaceSampled
+from bnn_runner.rng import generator
+from bnn_runner.tasks import Task
+from tests.laplace.test_identities import dense_jacobian, small
+from tests.problems import context
+
+SGD = LaplaceSampled(solver="sgd", sgd_passes=250, sgd_batch_size=5, samples=2, probes=0)
+CG = LaplaceSampled(tolerance=1e-3, samples=2, probes=0)
+METHODS = {
+    "cg": (CG, "regression", False),
+    "cg, classes": (CG, "classification", False),
+    "cg, rows made anew": (CG, "classification", True),
+    "sgd": (SGD, "classification", False),
+    "sgd, noisy targets": (replace(SGD, objective="noisy_targets"), "regression", False),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_draws_have_the_covariance_of_the_whole_curvature(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random projections of the weights, and the outputs at test points, at 5 standard errors; unequal precisions.
+
+    Planted bugs: no prior noise; noise ε without its root R; Λ for Λ^½; a minibatch's sum not scaled to N;
+    softmax's root squared.
+    """
+    method, kind, anew = METHODS[name]
+    if anew:
+        monkeypatch.setattr("bnn_runner.runtime.memory.KEPT_BYTES", 0)
+    task, network = small(kind, layerwise=True)
+    if kind == "classification":  # a prior weak enough for the data to be seen
+        network = replace(network, prior_precision={n: 0.1 * v for n, v in network.prior_precision.items()})
+    exact = Laplace(structure="full").fit(task, [network], context(Fixed())).gaussian
+    posterior = method.fit(task, [network], context(Fixed()))
+    count = 150 if anew else 600
+    monkeypatch.setattr(sampled, "draws_at_once", lambda size: count)
+    draws = posterior.gaussian.sample(1, 0, count)
+    random = torch.randn(25, draws.shape[1], generator=generator(0, "projections"), dtype=torch.float64)
+    directions = torch.cat([random, dense_jacobian(network, task.test.inputs)])
+    variances = (directions @ exact.product(directions).T).diagonal()
+    found = (draws @ directions.T).square().mean(0)
+    scores = (found / variances - 1) / (2 / count) ** 0.5
+    assert float(scores.abs().max()) < 5
+    means = (draws @ directions.T).mean(0) / (variances / count).sqrt()
+    assert float(means.abs().max()) < 5
+
+
+def test_the_stated_error_bounds_the_true_one() -> None:
+    """Against the exact solution in every random direction. Planted bugs: the recursion's residual; ‖r‖ without Λ."""
+    task, network = small("classification", layerwise=True)
+    exact = Laplace(structure="full").fit(task, [network], context(Fixed())).gaussian
+    for method in (LaplaceSampled(passes=6), LaplaceSampled(tolerance=0.05), replace(SGD, sgd_passes=10)):
+        posterior = method.fit(task, [network], context(Fixed()))
+        precise = replace(method, solver="cg", tolerance=1e-9, passes=500).fit(task, [network], context(Fixed()))
+        error = posterior.gaussian.sample(0, 0, 2) - precise.gaussian.sample(0, 0, 2)
+        precisions = torch.tensor(posterior.gaussian.precisions, dtype=torch.float64)
+        rows = posterior.gaussian.rows
+        h = TrainingRows.product(rows, torch.eye(rows.size, dtype=torch.float64))
+        each = precisions.repeat_interleave(torch.tensor([p.numel() for p in network.parameters.values()]))
+        energy = (error * (error @ (h + torch.diag(each)))).sum(1).sqrt()  # the largest error of any direction, in sd
+        bound = posterior.report["sample_error_sd"]
+        assert 1e-6 < float(energy.max()) <= bound
+        assert bound <= 0.05 or posterior.report["solver"] != "cg" or posterior.report["notes"]
+        random = torch.randn(50, rows.size, generator=generator(0, "projections"), dtype=torch.float64)
+        spread = (random @ exact.product(random).T).diagonal().sqrt()
+        assert float(((error @ random.T) / spread).abs().max()) <= bound
+
+
+def test_draws_that_descent_has_not_found_are_told() -> None:
+    """Planted bug: only conjugate gradients say how far off they are."""
+    task, network = small("classification", layerwise=True)
+    for passes, told in ((3, True), (250, False)):
+        report = replace(SGD, sgd_passes=passes).fit(task, [network], context(Fixed())).report
+        assert (report["sample_error_sd"] > 1) == told
+        assert any("no draws of the posterior" in note for note in report["notes"]) == told
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_effective_dimensions_and_the_log_determinant_are_the_exact_ones(kind: str) -> None:
+    """Every group's within 3 standard errors, at strong and weak precisions (warm-started), equal and not.
+
+    Planted bugs: n_g·n_g left out; the last precision's Λ^½; a probe's weights not scaled to P; ghosts of the
+    Lanczos process counted twice; the standard error of one sample.
+    """
+    task, network = small(kind, num_train=60)
+    exact, sampled = (fitted_curvature(m, task, network) for m in ("full", "sampled"))
+    groups = len(exact.groups)
+    for precisions in (torch.full((groups,), 5.0), torch.full((groups,), 0.05), torch.linspace(0.1, 3, groups)):
+        at = precisions.double()
+        samples = sampled.dimension_samples(at)
+        scores = (samples.mean(0) - exact.effective_dimensions(at)) / (samples.std(0) / len(samples) ** 0.5)
+        assert samples.shape == (200, groups) and float(scores.abs().max()) < 3
+        assert bool((samples.var(0) < 3 * exact.effective_dimensions(at)).all()), "a variance of 2 γ at most"
+        estimates = sampled.log_det_samples(at)
+        error = float(estimates.std()) / len(estimates) ** 0.5
+        ratio = float(exact.log_det_ratio(at))
+        assert abs(float(estimates.mean()) - ratio) < 3 * error < 0.5 * ratio
+
+
+def fitted_curvature(name: str, task: Task, network: Network) -> Any:
+    """The curvature that a fit makes of the task, full or sampled (200 samples, 24 probes)."""
+    jacobians = Jacobians(network)
+    output, ignored = OutputCurvature(), lambda stage, done, total: None
+    if name == "full":
+        return Fit(task, jacobians, output, "expand", False, Repairs(), ignored)("full")
+    rows = TrainingRows.of(task, jacobians, output, ignored)
+    return SampledCurvature(rows, ConjugateGradients(1e-3, 500), 0, 200, Spectrum(rows, 0, 24, 60), torch.float64)
+
+
+@pytest.mark.parametrize("family", ["isotropic", "layerwise"])
+def test_the_fixed_point_is_the_exact_one_within_its_standard_error(family: Any) -> None:
+    """MacKay's fixed point from samples (EM's M step), from a start far off. Planted bug: γ at the start."""
+    task, network = small("classification", num_train=60)
+    network = replace(network, parameters={n: 0.7 * p for n, p in network.parameters.items()})
+    rule = FixedPoint(family=family)
+    exact = Laplace(structure="full").fit(task, [network], context(rule)).report
+    sampled = LaplaceSampled(samples=48, probes=24).fit(task, [network], context(rule)).report
+    assert sampled["hyper_samples"] == 48 and sampled["hyper_status"] == exact["hyper_status"]
+    error = sampled["hyper_log_standard_error"]
+    assert error > 0
+    if family == "isotropic":
+        assert error < 0.15
+        assert abs(math.log(sampled["prior_precision"] / exact["prior_precision"])) < 3 * error
+        assert abs(sampled["evidence_nats"] - exact["evidence_nats"]) < 3 * sampled["evidence_standard_error_nats"]
+        return
+    for name, value in exact["prior_precisions"].items():
+        assert abs(math.log(sampled["prior_precisions"][name] / value)) < 3 * error
+
+
+def test_too_few_samples_are_told() -> None:
+    """Planted bugs: the note of every rule; the standard error not shrinking with S."""
+    task, network = small("classification")
+    few = LaplaceSampled(samples=2, probes=2).fit(task, [network], context(FixedPoint(family="layerwise"))).report
+    assert any("samples are too few for the precision of" in note and "method.samples" in note for note in few["notes"])
+    many = LaplaceSampled(samples=200, probes=2).fit(task, [network], context(FixedPoint())).report
+    assert not any("too few" in note for note in many["notes"])
+    fixed = LaplaceSampled(samples=2, probes=2).fit(task, [network], context(Fixed())).report
+    assert not any("too few" in note for note in fixed["notes"])
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_the_tangent_model_s_optimum_is_reached_with_solved_products(kind: str) -> None:
+    """mode=tangent: v* is that of the full curvature, whose log-likelihood is compared. Planted bug: an absolute
+    tolerance of the products that precondition, which leaves short ones zero."""
+    task, network = small(kind, layerwise=True)
+    exact = Laplace(structure="full", mode="tangent").fit(task, [network], context(Fixed())).report
+    sampled = LaplaceSampled(mode="tangent", probes=16).fit(task, [network], context(Fixed())).report
+    assert sampled["tangent_settled"] and sampled["mode"] == "tangent"
+    assert sampled["train_loglik_nats"] == pytest.approx(exact["train_loglik_nats"], rel=1e-6)
+    assert abs(sampled["evidence_nats"] - exact["evidence_nats"]) < 4 * sampled["evidence_standard_error_nats"]
+    assert sampled["newton_decrement_nats"] == pytest.approx(exact["newton_decrement_nats"], rel=0.02)
+
+
+def test_the_evidence_by_gradient_is_the_best_of_the_sampled_spectrum() -> None:
+    """hyper=evidence climbs the quadrature, whose derivative in log λ is −½ (γ − λ‖w‖²) with the quadrature's γ."""
+    task, network = small("regression", num_train=30)
+    exact = Laplace(structure="full").fit(task, [network], context(Evidence())).report
+    sampled = LaplaceSampled(probes=64, samples=8).fit(task, [network], context(Evidence())).report
+    assert sampled["hyper_status"] == "converged"
+    assert abs(sampled["evidence_nats"] - exact["evidence_nats"]) < 3 * sampled["evidence_standard_error_nats"]
+    assert sampled["evidence_truncation_nats"] < 1e-6
+    assert sampled["prior_precision"] == pytest.approx(exact["prior_precision"], rel=0.3)

@@ -1,0 +1,53 @@
+import math
+
+import pytest
+
+from bnn_runner.report.console import score_table
+from bnn_runner.report.read_cells import ScoreRow
+
+NATS = {"better": "higher", "unit": "nats per block"}
+
+
+def test_groups_values_and_remarks():
+    scores = [
+        ScoreRow("ood_auroc", 0.9, split="ood/far", n=20, better="higher"),
+        ScoreRow("marginal_loglik", -0.5, 0.01, n=100, better="higher", unit="nats per point"),
+        ScoreRow("joint_loglik", -5.0, 0.1, n=10, tau=10, draws=40, status="not converged", **NATS),
+        ScoreRow("joint_loglik_at_draws", -7.0, 0.1, n=10, tau=10, draws=10, **NATS),
+        ScoreRow("joint_loglik_at_draws", -6.0, 0.1, n=10, tau=10, draws=20, **NATS),
+        ScoreRow("joint_loglik_at_draws", -5.0, 0.1, n=10, tau=10, draws=40, **NATS),
+        ScoreRow("joint_loglik_effective_draws", 3.2, 0.1, n=10, tau=10, draws=40),
+        ScoreRow("joint_loglik_exact", -4.9, 0.1, n=10, tau=10, **NATS),
+        ScoreRow("ece", math.nan, n=100),
+        ScoreRow("brier", math.nan, status="n/a", note="no probabilities"),
+    ]
+    text = score_table(scores, width=120)
+    order = ["fit", "marginal_loglik", "joint log-likelihood", "calibration", "ece", "out of distribution", "ood_auroc"]
+    places = [text.index(word) for word in order]
+    assert places == sorted(places)
+    assert "-0.500 ± 0.010" in text
+    assert "not converged; S/4 -7, S/2 -6; 3.2 effective; exact -4.9" in text
+    assert "NaN" in text
+    assert "not a finite number" in text
+    assert "n/a" in text
+    assert "no probabilities" in text
+    assert "at_draws" not in text
+    assert "_exact" not in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_width_is_kept(width):
+    scores = [ScoreRow("rmse", 1.0, 0.1, n=100, status="n/a", note="a long reason " * 20)]
+    lines = score_table(scores, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) > 3
+
+
+def test_many_block_sizes_are_three_lines():
+    scores = [ScoreRow("joint_loglik", -1.0 * t, n=10, tau=t) for t in range(1, 11)]
+    text = score_table(scores, width=100)
+    assert [f"tau={t} " in text for t in range(1, 11)] == [t in (2, 6, 10) for t in range(1, 11)]
+
+
+def test_no_scores():
+    assert score_table([], width=80) == "no scores"
