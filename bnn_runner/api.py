@@ -73,7 +73,7 @@ from bnn_runner.posteriors import io as posterior_store
 from bnn_runner.rng import derive_seed
 from bnn_runner.runs.new_points import from_values
 from bnn_runner.runs.predictor import Predictor
-from bnn_runner.runs.session import Session, Work
+from bnn_runner.runs.session import CellRun, Session
 from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.devices import pick_device
 from bnn_runner.runtime.signals import StopRequest
@@ -264,25 +264,25 @@ class Run:
         return Session(self.device, torch.get_num_threads(), self.console, self.console.progress(), StopRequest())
 
     @cached_property
-    def _work(self) -> Work:
-        work = runner.prepare(self.experiment, self.seed, self._session)
-        if work.task.fingerprint != self.facts["fingerprint"]:
+    def _cell_run(self) -> CellRun:
+        cell_run = runner.prepare(self.experiment, self.seed, self._session)
+        if cell_run.task.fingerprint != self.facts["fingerprint"]:
             raise UserError(
                 f"The data of {self.folder} have changed since it was run: their fingerprint is another. "
                 "Run it again, or give the data of then by data_dir=."
             )
-        return work
+        return cell_run
 
     @property
     def task(self) -> Task:
         """The data, as the run had them."""
-        return self._work.task
+        return self._cell_run.task
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
         """The trained networks, out of the cache. Raises `UserError` where they are gone."""
-        plan = runner.workplan(self.experiment, self._session)
-        found = [plan.load(training) for training in self._work.trainings]
+        plan = runner.network_provider(self.experiment, self._session)
+        found = [plan.load(training) for training in self._cell_run.trainings]
         networks = tuple(n for n in found if n is not None)
         if len(networks) != len(found):
             raise UserError(
@@ -304,17 +304,17 @@ class Run:
     @cached_property
     def posterior(self) -> Posterior:
         """The fitted posterior: read where the run saved it, else fitted again to the cached networks."""
-        work = self._work
+        cell_run = self._cell_run
         if self.posterior_source == "saved":
-            module = runner.workplan(self.experiment, self._session).skeleton(work.trainings[0])
+            module = runner.network_provider(self.experiment, self._session).skeleton(cell_run.trainings[0])
             allow = self.experiment.settings.allow
-            return posterior_store.load(self.folder, work.fingerprints(), module, self.device, allow)
+            return posterior_store.load(self.folder, cell_run.fingerprints(), module, self.device, allow)
         networks = self.networks
         self.console.say("the posterior was not saved (save_posterior=true does): it is fitted again")
         hyper, schedule = self.experiment.hyper, self.experiment.schedule
         fixed = self.experiment.noise.noise == "fixed"
         context = FitContext(self.seed, hyper, schedule, progress=self._session.progress, noise_fixed=fixed)
-        return self.experiment.method.fit(work.task, networks, context)
+        return self.experiment.method.fit(cell_run.task, networks, context)
 
     @property
     def _posterior_seed(self) -> int:

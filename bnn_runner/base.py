@@ -125,7 +125,7 @@ class Augmentation(Protocol):
         ...
 
 
-class Rework(Protocol):
+class NoiseTransform(Protocol):
     """A frozen dataclass; its fields join the cache key of the networks trained with it."""
 
     def apply(self, module: nn.Module) -> None:
@@ -168,12 +168,12 @@ class TrainingSpec:
     member: int = 0
     extras: tuple[tuple[str, Any], ...] = ()
     trained: bool = True
-    rework: Rework | None = None
+    noise_transform: NoiseTransform | None = None
 
     @property
     def identity(self) -> tuple[tuple[str, Any], ...]:
         """What the spec adds to the cache key, beside the member."""
-        return self.extras if self.rework is None else (*self.extras, ("rework", repr(self.rework)))
+        return self.extras if self.noise_transform is None else (*self.extras, ("rework", repr(self.noise_transform)))
 
 
 # ---------------------------------------------------------------------------------- posteriors

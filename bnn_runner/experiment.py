@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bnn_runner.config.groups import BLOCKS, packaged_conf
-from bnn_runner.config.overrides import expand, parse, quote, settle, to_text
+from bnn_runner.config.overrides import expand, parse, quote, resolve, to_text
 from bnn_runner.config.schema import check_fields, show
 from bnn_runner.config.settings import COMPONENTS, EvalSettings, Settings, anchor, attempt, read_settings
 from bnn_runner.config.validate import check
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bnn_runner.models.priors import Prior
     from bnn_runner.scoring import Metric
     from bnn_runner.tasks import DataSet, TaskSpec
-    from bnn_runner.training.pretrained import GivenWeights
+    from bnn_runner.training.pretrained import PretrainedWeights
     from bnn_runner.training.schedules import Schedule
 
 __all__ = ["EvalSettings", "Experiment", "Settings", "build", "compose", "load_experiment"]
@@ -68,7 +68,7 @@ class Experiment:
     notes: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     config_dir: Path | None = None
-    given: tuple[GivenWeights, ...] = ()
+    given: tuple[PretrainedWeights, ...] = ()
 
     @property
     def training_rule(self) -> TrainingRule | None:
@@ -98,7 +98,7 @@ def compose(overrides: Sequence[str], config_dir: Path | str | None = None) -> d
             composed = hydra_compose("config", overrides=[*overrides, *extra])
         tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(told(error)) from error
+        raise UserError(hydra_message(error)) from error
     finally:
         GlobalHydra.instance().hydra = running
     assert isinstance(tree, dict)
@@ -108,7 +108,7 @@ def compose(overrides: Sequence[str], config_dir: Path | str | None = None) -> d
     return {str(k): v for k, v in tree.items() if k != "hydra"}
 
 
-def told(error: BaseException) -> str:
+def hydra_message(error: BaseException) -> str:
     """What Hydra or OmegaConf says, in one paragraph, with its cause."""
     parts = [str(error)]
     if error.__cause__ is not None and str(error.__cause__) not in parts[0]:
@@ -194,7 +194,7 @@ def load_experiment(
     config_dirs = [] if config_dir is None else [Path(config_dir)]
     catalogue = check(overrides, config_dirs).catalogue
     expanded, notes = expand(overrides, config_dirs)
-    choices = settle(catalogue, [parse(text) for text in expanded]).choices
+    choices = resolve(catalogue, [parse(text) for text in expanded]).choices
     config = compose(expanded, config_dir)
     config.pop("where", None)  # an experiment's, and expanded
     return assemble(config, choices, start, config_dir, notes, expanded)
@@ -241,7 +241,7 @@ def assemble(
         problems += error.problems
     problems += _misfits(parts, choices, settings)
     problems += parts["logger"].problems() if "logger" in parts else []
-    given: tuple[GivenWeights, ...] = ()
+    given: tuple[PretrainedWeights, ...] = ()
     if digests is not None:
         config["model"] |= {"weights": weights, "weights_digest": digests}
     elif weights is not None:
@@ -274,7 +274,7 @@ def assemble(
 
 def _given(
     weights: Any, start: Path, parts: Mapping[str, Any], choices: Mapping[str, Any], ready: bool
-) -> tuple[tuple[GivenWeights, ...], list[str]]:
+) -> tuple[tuple[PretrainedWeights, ...], list[str]]:
     """The networks of model.weights and their absolute paths, checked against the model if that is sound (`ready`)."""
     from bnn_runner.rng import global_stream
     from bnn_runner.training.pretrained import count_problems, read_all

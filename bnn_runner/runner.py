@@ -15,29 +15,29 @@ from typing import Literal, NoReturn
 
 import torch
 
-from bnn_runner.config.keys import RECIPE, digest, training_key
+from bnn_runner.config.keys import RESULTS_VERSION, digest, training_key
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.experiment import Experiment
 from bnn_runner.rng import derive_seed
-from bnn_runner.runs import time_limit as budgets
+from bnn_runner.runs import time_limit as time_limits
 from bnn_runner.runs.cell import cell_of
 from bnn_runner.runs.download import acquire, prepare_data
 from bnn_runner.runs.execute import begin, complete, score_again
-from bnn_runner.runs.messages import describe, short, show_scores
+from bnn_runner.runs.messages import describe_run, short, show_scores
 from bnn_runner.runs.provenance import Stages
-from bnn_runner.runs.session import Session, Work
-from bnn_runner.runs.time_limit import Budget
+from bnn_runner.runs.session import CellRun, Session
+from bnn_runner.runs.time_limit import Shortening
 from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.devices import pick_device, thread_count
 from bnn_runner.runtime.files import unwritable
 from bnn_runner.runtime.leases import Lease
-from bnn_runner.runtime.memory import memory_budget
+from bnn_runner.runtime.memory import limited_memory
 from bnn_runner.runtime.signals import stop_on_signals
 from bnn_runner.training.cache import NetworkCache
-from bnn_runner.training.provider import Training, Workplan
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.provider import NetworkProvider, Training
+from bnn_runner.training.state import Lane, TrainingConfig
 
-__all__ = ["Outcome", "prepare", "run", "run_together", "workplan"]
+__all__ = ["Outcome", "prepare", "run", "run_together", "network_provider"]
 
 
 @dataclass(frozen=True)
@@ -79,22 +79,22 @@ def run_together(
     with ExitStack() as stack:
         stack.enter_context(_disk_told())
         threads = stack.enter_context(thread_count(settings.threads))
-        stack.enter_context(memory_budget(settings.memory_gb, console.say))
+        stack.enter_context(limited_memory(settings.memory_gb, console.say))
         stop = stack.enter_context(stop_on_signals())
         progress = console.progress()
         stack.callback(progress.close)
         session = Session(device, threads, console, progress, stop)
         for experiment in experiments:
             acquire(experiment.data, settings.data_path, console.say, stop)
-        works = [_works(e, session) for e in experiments]
-        limited = budgets.limit_seconds(settings.time_limit, device) is not None
-        if (limited or estimated) and not all(_finished(w, session) for some in works for w in some):
-            budget = _fit_to_time_limit([w for some in works for w in some], len(works), session)
-            if budget.changes:
-                session = replace(session, budget=budget)
-                works = [_works(budgets.apply(e, budget.changes), session) for e in experiments]
-        ended = _run_all([w for some in works for w in some], session)
-    return [_outcome([w.cell.folder for w in some], ended) for some in works]
+        cell_runs = [_cell_runs(e, session) for e in experiments]
+        limited = time_limits.limit_seconds(settings.time_limit, device) is not None
+        if (limited or estimated) and not all(_finished(w, session) for some in cell_runs for w in some):
+            shortening = _fit_to_time_limit([w for some in cell_runs for w in some], len(cell_runs), session)
+            if shortening.changes:
+                session = replace(session, shortening=shortening)
+                cell_runs = [_cell_runs(time_limits.apply(e, shortening.changes), session) for e in experiments]
+        ended = _run_all([w for some in cell_runs for w in some], session)
+    return [_outcome([w.cell.folder for w in some], ended) for some in cell_runs]
 
 
 def _outcome(folders: Sequence[Path], ended: _Ended) -> Outcome:
@@ -115,12 +115,12 @@ class _Ended:
     failed: dict[Path, str]
 
 
-def _works(experiment: Experiment, session: Session) -> list[Work]:
+def _cell_runs(experiment: Experiment, session: Session) -> list[CellRun]:
     settings = experiment.settings
     return [prepare(experiment, settings.seed + r, session) for r in range(settings.replicates)]
 
 
-def prepare(experiment: Experiment, seed: int, session: Session) -> Work:
+def prepare(experiment: Experiment, seed: int, session: Session) -> CellRun:
     """Task, cell and needed trainings of one seed."""
     config = {**experiment.config, "seed": seed, "replicates": 1}
     experiment = replace(experiment, config=config)
@@ -136,14 +136,14 @@ def prepare(experiment: Experiment, seed: int, session: Session) -> Work:
         key = training_key(config, task.spec.kind, task.fingerprint, lane_seed, extras)
         label = f"seed {seed}, member {spec.member}"
         given = experiment.given[members.index(spec.member)] if experiment.given else None
-        trainings.append(Training(task, lane_seed, key, label, spec.trained, spec.rework, given))
-    return Work(experiment, cell, task, trainings)
+        trainings.append(Training(task, lane_seed, key, label, spec.trained, spec.noise_transform, given))
+    return CellRun(experiment, cell, task, trainings)
 
 
-def workplan(experiment: Experiment, session: Session) -> Workplan:
+def network_provider(experiment: Experiment, session: Session) -> NetworkProvider:
     """How the experiment's networks are got."""
     settings = experiment.settings
-    recipe = Recipe(
+    config = TrainingConfig(
         model=experiment.model,
         schedule=experiment.schedule,
         prior=experiment.prior,
@@ -155,86 +155,88 @@ def workplan(experiment: Experiment, session: Session) -> Workplan:
         rule=experiment.training_rule,
     )
     cache = NetworkCache(settings.cache_path)
-    return Workplan(recipe, cache, session.device, session.console.say, session.progress, session.stop)
+    return NetworkProvider(config, cache, session.device, session.console.say, session.progress, session.stop)
 
 
-def _fit_to_time_limit(works: list[Work], runs: int, session: Session) -> Budget:
+def _fit_to_time_limit(cell_runs: list[CellRun], runs: int, session: Session) -> Shortening:
     """What has to change so that all of it takes at most the time limits of `runs` runs together."""
-    experiment = works[0].experiment
-    limit = budgets.limit_seconds(experiment.settings.time_limit, session.device)
+    experiment = cell_runs[0].experiment
+    limit = time_limits.limit_seconds(experiment.settings.time_limit, session.device)
     limit = None if limit is None else limit * runs
-    request = digest([[w.cell.hash for w in works], limit])
+    request = digest([[w.cell.hash for w in cell_runs], limit])
     kept = experiment.settings.cache_path / "plans" / f"{request}.json"
-    cost = budgets.Cost()
-    changes = budgets.remembered(kept) if limit is not None and not experiment.settings.force else None
+    cost = time_limits.Cost()
+    changes = time_limits.remembered(kept) if limit is not None and not experiment.settings.force else None
     if changes is None:
-        plan = workplan(experiment, session)
-        needed = [t for w in works for t in w.trainings if t.trained and t.given is None]
+        plan = network_provider(experiment, session)
+        needed = [t for w in cell_runs for t in w.trainings if t.trained and t.given is None]
         missing = [Lane(t.task, t.lane_seed, t.key) for t in needed if not plan.cache.has(t.key)]
-        others = [_other_points(w) for w in works]
-        scored = [len(w.task.test) + sum(n) for w, n in zip(works, others, strict=True)]
-        recipe = replace(plan.recipe, rework=needed[0].rework if needed else None)
-        cost = budgets.estimate(experiment, recipe, [w.task for w in works], missing, scored, session.device)
+        others = [_other_points(w) for w in cell_runs]
+        scored = [len(w.task.test) + sum(n) for w, n in zip(cell_runs, others, strict=True)]
+        config = replace(plan.config, noise_transform=needed[0].noise_transform if needed else None)
+        cost = time_limits.estimate(experiment, config, [w.task for w in cell_runs], missing, scored, session.device)
         changes = {}
         if limit is not None:
-            changes = budgets.shorten(cost, limit, works[0].task, others[0], experiment.schedule, len(works))
-    budget = Budget(changes, budgets.asked(experiment, changes), (limit or 0.0) / runs / 60)
+            changes = time_limits.shorten(
+                cost, limit, cell_runs[0].task, others[0], experiment.schedule, len(cell_runs)
+            )
+    shortening = Shortening(changes, time_limits.asked(experiment, changes), (limit or 0.0) / runs / 60)
     if changes or kept.exists():  # a forced run may find that nothing need be shortened now
-        budgets.remember(kept, changes)
-    budgets.announce(cost, budget, works[0].command(budget), session.console.say)
-    return budget
+        time_limits.remember(kept, changes)
+    time_limits.announce(cost, shortening, cell_runs[0].command(shortening), session.console.say)
+    return shortening
 
 
-def _other_points(work: Work) -> list[int]:
+def _other_points(cell_run: CellRun) -> list[int]:
     """How many points of the validation part, of each out-of-distribution set and each level of shift are scored."""
-    settings, task = work.experiment.settings.eval, work.task
+    settings, task = cell_run.experiment.settings.eval, cell_run.task
     sizes = [(len(s), settings.max_ood) for name, s in task.splits().items() if name not in ("train", "test")]
     sizes += [(len(s), settings.max_shift) for s in task.shifted.values()]
     return [n if cap is None else min(n, cap) for n, cap in sizes]
 
 
-def _run_all(works: list[Work], session: Session) -> _Ended:
+def _run_all(cell_runs: list[CellRun], session: Session) -> _Ended:
     """Show the finished cells; train what the others need together; complete them one by one."""
-    todo = [w for w in works if not _finished(w, session)]
-    for work in works:
-        if work not in todo:
-            if score_again(work):
+    todo = [w for w in cell_runs if not _finished(w, session)]
+    for cell_run in cell_runs:
+        if cell_run not in todo:
+            if score_again(cell_run):
                 session.console.say("other metrics are asked for: made again from the saved evaluation")
             session.console.say(
-                f"already finished, nothing to do (force=true runs it again): {short(work.cell.folder)}"
+                f"already finished, nothing to do (force=true runs it again): {short(cell_run.cell.folder)}"
             )
-            show_scores(work, session)
-    ended = _Ended({w.cell.folder for w in works if w not in todo}, {})
+            show_scores(cell_run, session)
+    ended = _Ended({w.cell.folder for w in cell_runs if w not in todo}, {})
     if not todo:
         return ended
-    plan = workplan(todo[0].experiment, session)
-    describe(todo[0], session, plan.recipe)
+    plan = network_provider(todo[0].experiment, session)
+    describe_run(todo[0], session, plan.config)
     try:
         together = Stages()
         with _disk_told():
-            for work in todo:
-                begin(work, session)
+            for cell_run in todo:
+                begin(cell_run, session)
             with together.stage("training", session.device):
                 diverged = plan.train_missing([t for w in todo for t in w.trainings])
-        for work in todo:
-            work.stages.seconds.update(together.seconds)
-            work.stages.peaks.update(together.peaks)
+        for cell_run in todo:
+            cell_run.stages.seconds.update(together.seconds)
+            cell_run.stages.peaks.update(together.peaks)
             try:
-                for training in work.trainings:
+                for training in cell_run.trainings:
                     if training.key in diverged:
                         raise RunFailed(diverged[training.key])
                 with _disk_told():
-                    _complete_leased(work, plan, session)
+                    _complete_leased(cell_run, plan, session)
             except RunFailed as error:
-                ended.failed[work.cell.folder] = _fail(work, error, session)
+                ended.failed[cell_run.cell.folder] = _fail(cell_run, error, session)
     except (Interrupted, InterruptedError, KeyboardInterrupt) as error:
         _cut(todo, str(error) or "stopped by Ctrl-C")
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        for work in todo:
-            if work.cell.status() == "open":
-                _fail(work, error, session)
+        for cell_run in todo:
+            if cell_run.cell.status() == "open":
+                _fail(cell_run, error, session)
         raise
     return ended
 
@@ -250,52 +252,54 @@ def _disk_told() -> Iterator[None]:
         raise RunFailed(reason) from error
 
 
-def _complete_leased(work: Work, plan: Workplan, session: Session) -> None:
+def _complete_leased(cell_run: CellRun, plan: NetworkProvider, session: Session) -> None:
     """Complete a cell with no other writer beside us; what another finished meanwhile is shown."""
 
     def waiting(owner: str) -> None:
         session.console.say(f"waiting: {owner} runs this cell")
 
-    with Lease(work.cell.folder, waiting, session.stop):
-        if work.cell.status() != "done" or work.experiment.settings.force:
-            complete(work, plan, session)
-    show_scores(work, session)
+    with Lease(cell_run.cell.folder, waiting, session.stop):
+        if cell_run.cell.status() != "done" or cell_run.experiment.settings.force:
+            complete(cell_run, plan, session)
+    show_scores(cell_run, session)
 
 
-def _finished(work: Work, session: Session) -> bool:
+def _finished(cell_run: CellRun, session: Session) -> bool:
     """Whether the cell is done, of this recipe and of the same data; `force` says no."""
-    if work.experiment.settings.force or work.cell.status() != "done":
+    if cell_run.experiment.settings.force or cell_run.cell.status() != "done":
         return False
-    facts = work.cell.facts()
-    if facts.get("recipe") != RECIPE or facts.get("fingerprint") != work.task.fingerprint:
-        session.console.say(f"the data or the recipe of {short(work.cell.folder)} have changed: it is made anew")
-        work.cell.set_status("open", "")
+    facts = cell_run.cell.facts()
+    if facts.get("results_version") != RESULTS_VERSION or facts.get("fingerprint") != cell_run.task.fingerprint:
+        session.console.say(
+            f"the data or the results version of {short(cell_run.cell.folder)} have changed: it is made anew"
+        )
+        cell_run.cell.set_status("open", "")
         return False
-    if work.experiment.settings.save_posterior and "posterior_saved" not in facts:
-        session.console.say(f"the posterior of {short(work.cell.folder)} was not kept: it is fitted again")
-        work.cell.set_status("open", "")
+    if cell_run.experiment.settings.save_posterior and "posterior_saved" not in facts:
+        session.console.say(f"the posterior of {short(cell_run.cell.folder)} was not kept: it is fitted again")
+        cell_run.cell.set_status("open", "")
         return False
     return True
 
 
-def _fail(work: Work, error: BaseException, session: Session) -> str:
+def _fail(cell_run: CellRun, error: BaseException, session: Session) -> str:
     """FAILED in the cell, with the reason in its first line and the traceback below; the reason."""
     reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
     first_line = " ".join(reason.split())
     told = "".join(traceback.format_exception(error))
     with suppress(OSError):  # where nothing can be written, the outcome alone has the reason
-        work.cell.set_status("failed", first_line + "\n\n" + told)
-    session.console.log = work.cell.folder / "log.txt"
+        cell_run.cell.set_status("failed", first_line + "\n\n" + told)
+    session.console.log = cell_run.cell.folder / "log.txt"
     session.console.write_log(told)
     session.console.say(f"FAILED: {reason}")
     session.console.log = None
-    session.console.say(f"cell     {short(work.cell.folder)}")
+    session.console.say(f"cell     {short(cell_run.cell.folder)}")
     return first_line
 
 
-def _cut(todo: list[Work], reason: str) -> NoReturn:
-    for work in todo:
-        if work.cell.status() not in ("done", "failed"):
+def _cut(todo: list[CellRun], reason: str) -> NoReturn:
+    for cell_run in todo:
+        if cell_run.cell.status() not in ("done", "failed"):
             with suppress(OSError):
-                work.cell.set_status("cut", reason)
+                cell_run.cell.set_status("cut", reason)
     raise Interrupted(reason)

@@ -41,9 +41,9 @@ from bnn_runner.runs.cell import table_text
 from bnn_runner.runtime.files import write_text
 from bnn_runner.runtime.torch_state import evaluation_mode
 from bnn_runner.tasks import Split, Task, TaskSpec
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 from bnn_runner.variational.fit import training_mode
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ class Result:
     pairs: int
 
 
-def _mnist_sized() -> tuple[Task, Group]:
+def _mnist_sized() -> tuple[Task, LaneTrainer]:
     """1,280 random points and the engine for MLP 784-400-400-10, batch 128."""
     g = torch.Generator().manual_seed(0)
     count = 1280
@@ -84,8 +84,8 @@ def _mnist_sized() -> tuple[Task, Group]:
     task = Task(spec, train, few, few, {}, "random", torch.zeros(10), torch.ones(10))
     schedule = Schedule(epochs=1000, batch_size=128, lr=1e-3)
     model = MLP(hidden=(400, 400), activation="relu")
-    recipe = Recipe(model, schedule, Isotropic(1.0), NoiseRule())
-    return task, Group(recipe, [Lane(task, 0)], CPU)
+    config = TrainingConfig(model, schedule, Isotropic(1.0), NoiseRule())
+    return task, LaneTrainer(config, [Lane(task, 0)], CPU)
 
 
 def _bbb(method: BBB) -> Callable[[], object]:
@@ -94,7 +94,7 @@ def _bbb(method: BBB) -> Callable[[], object]:
     @contextmanager
     def work() -> Iterator[Pair]:
         task, group = _mnist_sized()
-        fit = method.begin(task, group.network(0), group.recipe.schedule, 0)
+        fit = method.begin(task, group.network(0), group.config.schedule, 0)
         with group.at_work(), training_mode(fit.module):
             yield fit.update, group.advance
 
@@ -132,8 +132,8 @@ def _small_task(num_train: int, seed: int) -> Task:
 def _small_networks(count: int) -> tuple[Task, list[Network]]:
     """`count` untrained networks 13-50-1 of one task of 455 points."""
     task = _small_task(455, 0)
-    recipe = Recipe(MLP(hidden=(50,)), Schedule(epochs=1000, batch_size=32), Isotropic(1.0), NoiseRule())
-    group = Group(recipe, [Lane(task, i) for i in range(count)], CPU)
+    config = TrainingConfig(MLP(hidden=(50,)), Schedule(epochs=1000, batch_size=32), Isotropic(1.0), NoiseRule())
+    group = LaneTrainer(config, [Lane(task, i) for i in range(count)], CPU)
     return task, [group.network(i) for i in range(count)]
 
 
@@ -163,12 +163,12 @@ def _sgld_chains() -> Iterator[Pair]:
 @contextmanager
 def _uci_splits() -> Iterator[Pair]:
     """Twenty training steps of 20 splits at once, and of one after the other."""
-    recipe = Recipe(MLP(hidden=(50,)), Schedule(epochs=1000, batch_size=32), Isotropic(1.0), NoiseRule())
+    config = TrainingConfig(MLP(hidden=(50,)), Schedule(epochs=1000, batch_size=32), Isotropic(1.0), NoiseRule())
     lanes = [Lane(_small_task(455, i), i) for i in range(20)]
-    together = Group(replace(recipe, stack="always"), lanes, CPU)
-    alone = [Group(recipe, [lane], CPU) for lane in lanes]
+    together = LaneTrainer(replace(config, stack="always"), lanes, CPU)
+    alone = [LaneTrainer(config, [lane], CPU) for lane in lanes]
 
-    def steps(groups: Sequence[Group]) -> None:
+    def steps(groups: Sequence[LaneTrainer]) -> None:
         for group in groups:
             for _ in range(20):
                 group.advance()

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from bnn_runner.base import Network
-from bnn_runner.curvature.output_curvature import Kind
+from bnn_runner.curvature.output_curvature import OutputCurvatureKind
 from bnn_runner.experiment import load_experiment
 from bnn_runner.hyper.fixed_point import FixedPoint
 from bnn_runner.marglik.network_evidence import NetworkEvidence
@@ -38,15 +38,15 @@ from bnn_runner.marglik.online import Online
 from bnn_runner.runs.cell import table_text
 from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Task
-from bnn_runner.training.engine import Group
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.engine import LaneTrainer
+from bnn_runner.training.state import Lane, TrainingConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 PACES, BURN_IN = ((20, 1), (20, 2), (20, 3), (10, 1), (10, 3)), 3
 """Steps in log λ an epoch, and epochs between updates: an update has as many as the epochs before it."""
 DEFAULT = "every 1, ggn, all, 10"
 """The setting that is the default of hyper=online."""
-CURVATURES: tuple[Kind, ...] = ("ggn", "mc_fisher")
+CURVATURES: tuple[OutputCurvatureKind, ...] = ("ggn", "mc_fisher")
 KEPT_SHARE, WORSE_NATS, AIM = 0.95, 0.01, 2.0
 
 
@@ -75,9 +75,9 @@ def settings(points: int) -> dict[str, Online]:
     }
 
 
-def train(recipe: Recipe, task: Task, seed: int) -> tuple[Network, float]:
+def train(config: TrainingConfig, task: Task, seed: int) -> tuple[Network, float]:
     """The network and the CPU seconds of its training."""
-    group = Group(recipe, [Lane(task, seed)], torch.device("cpu"))
+    group = LaneTrainer(config, [Lane(task, seed)], torch.device("cpu"))
     begin = time.process_time()
     [network] = group.train(None, lambda *_: None)
     return network, time.process_time() - begin
@@ -100,12 +100,12 @@ def one_seed(seed: int, size: int, epochs: int, points: int) -> list[Run]:
     words = ["data=mnist", "model=lenet", "method=map", f"data.train_size={size}", "data.test_size=2000"]
     experiment = load_experiment([*words, f"schedule.epochs={epochs}"])
     task = experiment.data.load(experiment.settings.data_path, seed).to(torch.device("cpu"), torch.float32)
-    plain = Recipe(experiment.model, experiment.schedule, experiment.prior, experiment.noise)
+    plain = TrainingConfig(experiment.model, experiment.schedule, experiment.prior, experiment.noise)
     network, first = train(plain, task, seed)
     runs = []
     for name, rule in settings(points).items():
-        recipe = Recipe(experiment.model, experiment.schedule, experiment.prior, experiment.noise, rule=rule)
-        runs.append(scored(name, *train(recipe, task, seed), task))
+        config = TrainingConfig(experiment.model, experiment.schedule, experiment.prior, experiment.noise, rule=rule)
+        runs.append(scored(name, *train(config, task, seed), task))
         print(f"seed {seed}: {runs[-1]}", flush=True)
     seconds = (first + train(plain, task, seed)[1]) / 2
     both = [scored("map", network, seconds, task), scored("map, fixed point after", network, seconds, task, after=True)]

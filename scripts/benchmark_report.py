@@ -77,7 +77,7 @@ def make(root: Path, count: int) -> None:
         cell.mkdir(parents=True)
         config = {f"{part}.setting_{k}": k for part in PARTS for k in range(15)}
         config |= {"seed": seed, "data.name": data, "method._target_": method, "threads": 1, "device": "cpu"}
-        facts = {"data": data, "model": "mlp", "method": method, "seed": seed, "hash": f"{i:08x}", "recipe": 1}
+        facts = {"data": data, "model": "mlp", "method": method, "seed": seed, "hash": f"{i:08x}", "config": 1}
         facts |= {"choices": {"schedule": "adam", "prior": "isotropic"}, "version": "0", "kind": "classification"}
         facts |= {"config": config, "report": {"evidence_nats": -100.0, "notes": ["made for a measurement"]}}
         (cell / "cell.json").write_text(json.dumps(facts, indent=2))

@@ -32,7 +32,7 @@ from bnn_runner import runner
 from bnn_runner.experiment import load_experiment
 from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Task
-from bnn_runner.training.state import Recipe
+from bnn_runner.training.state import TrainingConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "outputs" / "results"
@@ -172,14 +172,14 @@ def lanes(folder: Path) -> list[Row]:
             Row(f"seed=range(20) on {data}, as lanes: wall", stacked[1], "s"),
         ]
 
-    to, recipe = Task.to, runner.Recipe
-    runner.Recipe = functools.partial(Recipe, dtype=torch.float64)  # type: ignore[assignment, misc]
+    to, config = Task.to, runner.TrainingConfig
+    runner.TrainingConfig = functools.partial(TrainingConfig, dtype=torch.float64)  # type: ignore[assignment, misc]
     Task.to = lambda self, device, dtype: to(self, device, torch.float64)  # type: ignore[method-assign]
     try:
         seconds(lambda: runner.run_together(experiments("lanes64", 10)))
         seconds(lambda: [runner.run(e) for e in experiments("single64", 10)])
     finally:
-        runner.Recipe, Task.to = recipe, to  # type: ignore[misc, method-assign]
+        runner.TrainingConfig, Task.to = config, to  # type: ignore[misc, method-assign]
     return [
         *typed,
         Row("20 seeds as lanes / 20 runs in one process, 300 epochs: CPU", together / alone, ""),

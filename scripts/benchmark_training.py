@@ -5,7 +5,7 @@ Writes outputs/results/training_overhead.{csv,md}.
     python scripts/benchmark_training.py              all rows, some minutes on 2 cores
     python scripts/benchmark_training.py --quick      fewer repeats, nothing written
 
-The runner's side is `Group.train` as `bnn-run` calls it: progress, stop requests, a checkpoint file, the check for
+The runner's side is `LaneTrainer.train` as the runner calls it: progress, stop requests, a checkpoint file, a check for
 non-finite losses, the history. The bare side is what one would type: the same network called as a module, tensors in
 memory, a gather by a shuffled order, `loss.backward()`, a fused torch.optim optimiser with weight decay of the same
 amount, a cosine learning rate. Of the two memory layouts of images the bare side takes the faster. Both run in turn
@@ -43,9 +43,9 @@ from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.devices import pick_device, thread_count
 from bnn_runner.runtime.signals import stop_on_signals
 from bnn_runner.tasks import Split, Task, TaskSpec
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 LIMIT = 1.05
@@ -93,8 +93,8 @@ def make_task(row: Row, device: torch.device) -> Task:
 def runner(row: Row, task: Task, schedule: Schedule, precision: str, folder: Path) -> Callable[[], None]:
     """The runner's training as `bnn-run` calls it, on a new group."""
     device = task.train.inputs.device
-    recipe = Recipe(row.model, schedule, Isotropic(1.0), NoiseRule(), precision)
-    group = Group(recipe, [Lane(task, 1)], device)
+    config = TrainingConfig(row.model, schedule, Isotropic(1.0), NoiseRule(), precision)
+    group = LaneTrainer(config, [Lane(task, 1)], device)
     progress = Console(io.StringIO()).progress()
 
     def work() -> None:

@@ -28,8 +28,8 @@ from bnn_runner.report import style
 from bnn_runner.runs.cell import table_text
 from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Split
-from bnn_runner.training.engine import Group
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.engine import LaneTrainer
+from bnn_runner.training.state import Lane, TrainingConfig
 
 TASKS: dict[str, tuple[str, ...]] = {
     "mnist": ("data=mnist", "model=mlp", "model.hidden=[100,100]", "schedule.batch_size=128"),
@@ -72,10 +72,10 @@ def trained(data: str, arm: str, epochs: int) -> list[Point]:
     torch.set_num_threads(1)
     experiment = load_experiment([*TASKS[data], *COMMON, *ARMS[arm], f"schedule.epochs={epochs}"])
     task = experiment.data.load(experiment.settings.data_path, 0)
-    recipe = Recipe(
+    config = TrainingConfig(
         experiment.model, experiment.schedule, experiment.prior, experiment.noise, rule=experiment.training_rule
     )
-    group = Group(recipe, [Lane(task, 0)], torch.device("cpu"))
+    group = LaneTrainer(config, [Lane(task, 0)], torch.device("cpu"))
     steps = len(group.bounds)
     curve: list[Point] = []
 

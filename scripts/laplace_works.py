@@ -39,9 +39,9 @@ from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.signals import stop_on_signals
 from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Split, Task, TaskSpec
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 
 Work = Callable[[], object]
 PEERS = {"default": "CurvlinopsGGN", "asdl": "AsdlGGN", "backpack": "BackPackGGN"}
@@ -251,11 +251,11 @@ def _our_networks() -> Work:
     problem = regression()
     task, model = problem.task(), MLP((50, 50), "tanh")
     schedule = Schedule(optimizer="adam", epochs=EPOCHS, batch_size=128, lr=1e-3)
-    recipe = Recipe(model, schedule, Isotropic(PRECISION), NoiseRule("fixed", 1.0))
+    config = TrainingConfig(model, schedule, Isotropic(PRECISION), NoiseRule("fixed", 1.0))
     progress = Console(io.StringIO()).progress()
 
     def work() -> None:
-        group = Group(recipe, [Lane(task, seed) for seed in range(LANES)], torch.device("cpu"))
+        group = LaneTrainer(config, [Lane(task, seed) for seed in range(LANES)], torch.device("cpu"))
         with tempfile.TemporaryDirectory() as folder, stop_on_signals() as stop:
             group.train(Path(folder) / "checkpoint", progress, stop)
 

@@ -38,7 +38,7 @@ from typing import Any
 import yaml
 
 from bnn_runner.report.grouping import group_cells, key_of, telling_fields
-from bnn_runner.report.read_cells import Cell, find_cells
+from bnn_runner.report.read_cells import CellRecord, find_cells
 from bnn_runner.runtime.files import write_text
 
 HERE = Path(__file__).resolve().parent
@@ -172,7 +172,7 @@ def make(preset: Preset, place: Place) -> int:
     return code
 
 
-def montage(cells: Sequence[Cell], picture: str, path: Path) -> None:
+def montage(cells: Sequence[CellRecord], picture: str, path: Path) -> None:
     """The figure of that name (a glob pattern) of the first seed of every row, together in one.
 
     Pictures of one shape stand in lines of at most three, all at the width of a column.
@@ -213,7 +213,7 @@ def montage(cells: Sequence[Cell], picture: str, path: Path) -> None:
     style.save(figure, path)
 
 
-def origin(cells: Sequence[Cell]) -> str:
+def origin(cells: Sequence[CellRecord]) -> str:
     """What the cells took, and the machine, versions and day they are from; rows that trained at once count once."""
     training: dict[object, float] = {}
     rest, machines, versions, days = 0.0, set(), set(), []

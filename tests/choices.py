@@ -131,5 +131,7 @@ def fitted(method_name: str, model_name: str, kind: str) -> tuple[Task, list[Net
     model, method = small_model(model_name), small_method(method_name)
     task = fitting_task(model, kind)
     assert method.problems(task.spec, Fixed()) == []
-    networks = [make_network(model, task, seed=spec.member, rework=spec.rework) for spec in method.needs()]
+    networks = [
+        make_network(model, task, seed=spec.member, noise_transform=spec.noise_transform) for spec in method.needs()
+    ]
     return task, networks, method, method.fit(task, networks, context())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, HyperRule, Model, Network, Rework
+from bnn_runner.base import FitContext, HyperRule, Model, Network, NoiseTransform
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.models.likelihoods import Categorical, Gaussian
 from bnn_runner.rng import generator
@@ -63,14 +63,14 @@ def make_network(
     precision: float = 0.7,
     noise: float = 0.3,
     seed: int = 0,
-    rework: Rework | None = None,
+    noise_transform: NoiseTransform | None = None,
 ) -> Network:
     """An untrained network in float64 with moved norm parameters and running statistics, so that none is trivial."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = model.build(task.spec)
-        if rework is not None:
-            rework.apply(module)
+        if noise_transform is not None:
+            noise_transform.apply(module)
         module = module.double()
         for name, buffer in module.named_buffers():
             if name.endswith("running_mean"):

@@ -36,7 +36,7 @@ def launch(arguments: Sequence[str], checked: Checked, line: CommandLine) -> int
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from bnn_runner.experiment import told
+    from bnn_runner.experiment import hydra_message
     from bnn_runner.sweeps.job import job
     from bnn_runner.sweeps.sweeper import register
 
@@ -60,7 +60,7 @@ def launch(arguments: Sequence[str], checked: Checked, line: CommandLine) -> int
     except (HydraException, OmegaConfBaseException) as error:
         if isinstance(error.__cause__, UserError):  # what a launcher or sweeper of ours refused
             raise error.__cause__ from error
-        raise UserError(_unknown_engine(str(error)) or told(error)) from error
+        raise UserError(_unknown_engine(str(error)) or hydra_message(error)) from error
     finally:
         sys.argv = saved
         os.environ.pop("BNN_RUN_JOBS", None)

@@ -15,7 +15,7 @@ from bnn_runner.cli.flags import CommandLine, read_flags
 from bnn_runner.config.overrides import defer, expand, render
 from bnn_runner.config.validate import Checked, check
 from bnn_runner.errors import UserError
-from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, MISTAKE, OK, tell_mistakes
+from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, OK, USAGE_ERROR, print_errors
 from bnn_runner.runtime.files import unwritable
 
 
@@ -45,8 +45,8 @@ def run(argv: Sequence[str]) -> int:
 
         return launch(hydra_arguments(line, checked), checked, line)
     except UserError as error:
-        tell_mistakes(error, "nothing was run")
-        return MISTAKE
+        print_errors(error, "nothing was run")
+        return USAGE_ERROR
     except KeyboardInterrupt:
         print("\nbnn-run: interrupted. The same command, typed again, goes on from what is finished.", file=sys.stderr)
         return INTERRUPTED

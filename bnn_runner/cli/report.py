@@ -23,7 +23,7 @@ from bnn_runner.report.paired import paired_differences, without_extra
 from bnn_runner.report.parallel_draw import side_by_side
 from bnn_runner.report.published import beside_published
 from bnn_runner.report.ranks import mean_ranks
-from bnn_runner.report.read_cells import Cell, find_cells
+from bnn_runner.report.read_cells import CellRecord, find_cells
 from bnn_runner.report.render import LEGENDS, Report, report_of, to_csv, to_latex, to_markdown
 from bnn_runner.report.tables import Table, build
 from bnn_runner.runtime.files import write_text
@@ -182,7 +182,7 @@ def _names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def _cells(output_dir: Path) -> list[Cell]:
+def _cells(output_dir: Path) -> list[CellRecord]:
     if not output_dir.is_dir():
         raise UserError(
             f"There is no folder {output_dir}. Reports are made of finished runs. Run bnn-run first, or name the runs' "

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-RECIPE = 7
+RESULTS_VERSION = 7
 """Raised when the same configuration would train other weights or give other draws than before."""
 
 TRAINING = ("data", "model", "schedule", "augment", "prior", "likelihood", "precision", "threads", "seed")
@@ -95,7 +95,15 @@ def training_key(
     kept = {k: v for k, v in fields.items() if not k.startswith("data.") and k != "seed"}
     if kind == "classification":
         kept = {k: v for k, v in kept.items() if not k.startswith("likelihood.")}
-    return digest({"fields": kept, "data": fingerprint, "lane": lane_seed, "extras": list(extras), "recipe": RECIPE})
+    return digest(
+        {
+            "fields": kept,
+            "data": fingerprint,
+            "lane": lane_seed,
+            "extras": list(extras),
+            "results_version": RESULTS_VERSION,
+        }
+    )
 
 
 def cell_hash(config: Mapping[str, Any], uses_hyper: bool, finite: bool) -> str:
@@ -105,7 +113,7 @@ def cell_hash(config: Mapping[str, Any], uses_hyper: bool, finite: bool) -> str:
         fields = {k: v for k, v in fields.items() if not k.startswith("hyper.")}
     if finite:
         fields.pop("eval.num_draws", None)
-    return digest({"fields": fields, "recipe": RECIPE})
+    return digest({"fields": fields, "results_version": RESULTS_VERSION})
 
 
 def metrics_digest(config: Mapping[str, Any]) -> str:

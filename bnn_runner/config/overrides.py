@@ -216,7 +216,7 @@ def _convert(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Settled:
+class Resolved:
     """One point of a sweep with `recommended` filled in.
 
     `typed` are the choices before, `choices` after; `body` is what experiment files set; `additions` are the
@@ -237,7 +237,7 @@ def _names(choice: Any) -> list[str]:
     return [str(c) for c in choice] if isinstance(choice, (list, tuple)) else [str(choice)]
 
 
-def settle(catalogue: Catalogue, parsed: Sequence[Override]) -> Settled:
+def resolve(catalogue: Catalogue, parsed: Sequence[Override]) -> Resolved:
     """Choices and recommended settings at one point (no sweeps in `parsed`). Raises `UserError` for unknown choices."""
     picked = {o.key: o.value for o in parsed if o.key in catalogue.groups and o.prefix != "~" and not o.package}
     typed = dict(catalogue.defaults)
@@ -281,7 +281,7 @@ def settle(catalogue: Catalogue, parsed: Sequence[Override]) -> Settled:
             )
         additions.append(f"{key}={to_text(value)}")
     additions += _for_debug(catalogue, choices, {o.key for o in parsed} | set(wanted))
-    return Settled(typed, choices, body, tuple(additions), tuple(notes))
+    return Resolved(typed, choices, body, tuple(additions), tuple(notes))
 
 
 def _for_debug(catalogue: Catalogue, choices: dict[str, Any], taken: set[str]) -> list[str]:
@@ -340,7 +340,7 @@ def expand(overrides: Sequence[str], config_dirs: Sequence[Path | str] = ()) -> 
     parsed = with_own_class([parse(text) for text in overrides])
     if any(o.sweep and o.key in catalogue.groups for o in parsed):
         return [render(o) for o in parsed], []
-    settled = settle(catalogue, [o.single(o.values[0]) if o.sweep else o for o in parsed])
+    settled = resolve(catalogue, [o.single(o.values[0]) if o.sweep else o for o in parsed])
     plain = [render(_as_hydra_checks(catalogue, o, settled.choices)) for o in parsed]
     return [*plain, *settled.additions], list(settled.notes)
 
@@ -362,7 +362,7 @@ def _as_hydra_checks(catalogue: Catalogue, override: Override, choices: dict[str
     return replace(override, prefix="") if exists and override.prefix != "~" and not override.package else override
 
 
-def defer(overrides: Sequence[Override], catalogue: Catalogue, points: Sequence[Settled]) -> list[str]:
+def defer(overrides: Sequence[Override], catalogue: Catalogue, points: Sequence[Resolved]) -> list[str]:
     """Overrides of a placeholder's keys as '++', since Hydra composes before the placeholder is filled in."""
     open_groups = {g for point in points for g, choice in point.typed.items() if choice == RECOMMENDED}
     deferred = []

@@ -13,12 +13,12 @@ from bnn_runner.config.groups import GLOBAL_GROUPS, RECOMMENDED, Catalogue, flat
 from bnn_runner.config.overrides import (
     UNKNOWN,
     Override,
-    Settled,
+    Resolved,
     keys_of,
     parse,
     quote,
     render,
-    settle,
+    resolve,
     with_own_class,
 )
 from bnn_runner.config.schema import check_fields, show
@@ -35,7 +35,7 @@ class Checked:
 
     catalogue: Catalogue
     overrides: tuple[Override, ...]
-    points: tuple[Settled, ...]
+    points: tuple[Resolved, ...]
     jobs: int
     tree: dict[str, Any]
 
@@ -124,7 +124,7 @@ def _choice_problems(catalogue: Catalogue, override: Override) -> list[str]:
     return problems
 
 
-def _sweep_problem(catalogue: Catalogue, override: Override, points: Sequence[Settled]) -> str:
+def _sweep_problem(catalogue: Catalogue, override: Override, points: Sequence[Resolved]) -> str:
     group = override.key.split(".")[0]
     raw = (override.raw or "").strip()
     if override.key == "metric":
@@ -185,22 +185,22 @@ def _experiment_sweeps(
     return sweeps, problems
 
 
-def _points(catalogue: Catalogue, overrides: Sequence[Override]) -> tuple[list[Settled], list[str]]:
+def _points(catalogue: Catalogue, overrides: Sequence[Override]) -> tuple[list[Resolved], list[str]]:
     """Every combination of swept choices, with what is recommended there."""
     choices = [o for o in overrides if o.key in catalogue.groups]
     others = [o.single(o.values[0]) if o.sweep else o for o in overrides if o.key not in catalogue.groups]
-    points: list[Settled] = []
+    points: list[Resolved] = []
     problems: list[str] = []
     options = [[o.single(v) for v in o.values if v is not UNKNOWN] if o.sweep else [o] for o in choices]
     for combination in itertools.islice(itertools.product(*options), MAX_POINTS):
         try:
-            points.append(settle(catalogue, [*combination, *others]))
+            points.append(resolve(catalogue, [*combination, *others]))
         except UserError as error:
             problems += error.problems
     return points, problems
 
 
-def _tree(catalogue: Catalogue, overrides: Sequence[Override], points: Sequence[Settled]) -> dict[str, Any]:
+def _tree(catalogue: Catalogue, overrides: Sequence[Override], points: Sequence[Resolved]) -> dict[str, Any]:
     """Top-level keys with their effective values (the first value of a sweep)."""
     tree = dict(catalogue.base)
     for point in points[:1]:
@@ -232,7 +232,7 @@ def _setting_problems(tree: dict[str, Any]) -> list[str]:
     return [p for p in problems if " is not a key of " not in p]
 
 
-def _key_problems(catalogue: Catalogue, override: Override, points: Sequence[Settled]) -> list[str]:
+def _key_problems(catalogue: Catalogue, override: Override, points: Sequence[Resolved]) -> list[str]:
     """Whether a key is there at every point, and takes the type of its default."""
     key = override.key
     group, _, rest = key.partition(".")
@@ -270,7 +270,7 @@ def _find(tree: dict[str, Any], dotted: str) -> tuple[Any, bool]:
     return value, True
 
 
-def _unknown_key(catalogue: Catalogue, key: str, points: Sequence[Settled]) -> str:
+def _unknown_key(catalogue: Catalogue, key: str, points: Sequence[Resolved]) -> str:
     group, _, rest = key.partition(".")
     known = list(flatten(catalogue.base))
     for point in points:

@@ -22,11 +22,11 @@ from bnn_runner.curvature.blocks import (
 )
 from bnn_runner.curvature.conv_patches import Patches
 from bnn_runner.curvature.groups import Group, each_layer, each_tensor, with_joint_biases
-from bnn_runner.curvature.jacobian_forms import Factored, TensorJacobian
+from bnn_runner.curvature.jacobian_forms import OuterProductJacobian, TensorJacobian
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.psd import Repairs, checked, eigh, gram, wide
 from bnn_runner.curvature.weighted_gram import few_at_once, one_position
-from bnn_runner.runtime.memory import budget
+from bnn_runner.runtime.memory import memory_limit
 
 Pass = Callable[[], Iterator[BatchJacobians]]
 Sharing = Literal["expand", "reduce"]
@@ -50,7 +50,7 @@ def squares(jacobian: TensorJacobian) -> Tensor:
     if (pair := one_position(jacobian)) is not None:
         a, g = pair
         return (g.square().sum(1).T @ a.square()).reshape(-1)
-    if isinstance(jacobian, Factored):
+    if isinstance(jacobian, OuterProductJacobian):
         total = jacobian.grads.new_zeros(jacobian.size)
         for piece in few_at_once(jacobian):
             total += piece.dense().square_().sum((0, 1))
@@ -62,7 +62,7 @@ def fit_layers(jacobians: Jacobians, batches: Pass, repairs: Repairs) -> BlockCu
     """The exact block of each layer (weight and bias together). Raises `RunFailed` where the blocks fit no memory."""
     groups, sizes = each_layer(jacobians.names), jacobians.sizes()
     widest = max(groups, key=lambda g: g.size(sizes))
-    budget().reserve(
+    memory_limit().reserve(
         f"a block for each of {len(groups)} layers ({widest.name} alone has {widest.size(sizes):,} weights)",
         sum(3 * 8 * g.size(sizes) ** 2 for g in groups),
         "Take method.structure=kfac, ekfac or diag.",
@@ -92,7 +92,7 @@ def fit_kfac(
         groups = with_joint_biases(jacobians.names, paired)
     else:
         groups = each_tensor(jacobians.names)
-    budget().reserve(
+    memory_limit().reserve(
         f"Kronecker factors of {len(matrices)} weight matrices",
         sum(_factor_bytes(jacobians.network.parameters[name]) for name in matrices),
         "Take method.structure=diag, or method.weights=last_layer.",
@@ -104,7 +104,7 @@ def fit_kfac(
     for batch in batches():
         for group in groups:
             j = group.jacobian(batch.tensors)
-            if isinstance(j, Factored):
+            if isinstance(j, OuterProductJacobian):
                 j = _shared(j, sharing)
                 factors_a[group.name] = factors_a.get(group.name, 0) + wide(
                     j.read.gram() if isinstance(j.read, Patches) else _gram(j.read)
@@ -148,7 +148,7 @@ def fit_ekfac(
         for group, block in zip(kfac.groups, kfac.blocks, strict=True):
             j = group.jacobian(batch.tensors)
             if isinstance(block, KroneckerBlock):
-                assert isinstance(j, Factored)
+                assert isinstance(j, OuterProductJacobian)
                 part = squares(block.rotated(j))
             elif isinstance(block, FullBlock):
                 dense = j.dense()
@@ -177,11 +177,11 @@ def _weight_of(group: Group) -> str:
     return group.name.removesuffix("bias") + "weight"
 
 
-def _shared(jacobian: Factored, sharing: Sharing) -> Factored:
+def _shared(jacobian: OuterProductJacobian, sharing: Sharing) -> OuterProductJacobian:
     """The Jacobian as the factors see it: position by position, or with the positions put together first."""
     if sharing == "expand":
         return jacobian
-    return Factored(jacobian.inputs.mean(-1, keepdim=True), jacobian.grads.sum(-1, keepdim=True))
+    return OuterProductJacobian(jacobian.inputs.mean(-1, keepdim=True), jacobian.grads.sum(-1, keepdim=True))
 
 
 def _gram(values: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.curvature.groups import Group
-from bnn_runner.curvature.jacobian_forms import Factored, TensorJacobian
+from bnn_runner.curvature.jacobian_forms import OuterProductJacobian, TensorJacobian
 from bnn_runner.curvature.jacobians import BatchJacobians
 from bnn_runner.curvature.weighted_gram import few_at_once, outer, weighted_gram
 from bnn_runner.rng import generator
@@ -39,7 +39,7 @@ class Block(Protocol):
         """(H_g + λI)⁻¹ v for vectors [S, P_g]."""
         ...
 
-    def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
+    def covariance_root(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         """[B, C, P_g] whose products over the last axis are the block's part of J Σ Jᵀ."""
         ...
 
@@ -64,15 +64,15 @@ class DiagonalBlock:
     def product(self, vectors: Tensor, precision: Precision) -> Tensor:
         return vectors / (self.diagonal + precision).to(vectors)
 
-    def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
+    def covariance_root(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         dense = jacobian.dense()
         return dense * (self.diagonal + precision).rsqrt().to(dense)
 
     def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
-        if isinstance(jacobian, Factored):
+        if isinstance(jacobian, OuterProductJacobian):
             scale = (self.diagonal + precision).rsqrt().to(jacobian.grads)
             return weighted_gram(jacobian, scale.reshape(jacobian.grads.shape[2], -1))
-        return outer(self.half(jacobian, precision))
+        return outer(self.covariance_root(jacobian, precision))
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class KroneckerBlock:
         inside = q_g.T @ vectors.reshape(-1, o, d) @ q_a * self._scale(precision).square().to(vectors)
         return (q_g @ inside @ q_a.T).reshape(len(vectors), -1)
 
-    def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
-        assert isinstance(jacobian, Factored), "a Kronecker block belongs to a weight matrix"
+    def covariance_root(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
+        assert isinstance(jacobian, OuterProductJacobian), "a Kronecker block belongs to a weight matrix"
         b, c, o, _ = jacobian.grads.shape
         if self._rotates_first(jacobian):
             dense = self.rotated(jacobian).dense().reshape(b * c, o, -1)
@@ -107,22 +107,22 @@ class KroneckerBlock:
             dense = self.vectors_g.to(plain).T @ plain @ self.vectors_a.to(plain)
         return (dense * self._scale(precision).to(dense)).reshape(b, c, -1)
 
-    def _rotates_first(self, jacobian: Factored) -> bool:
+    def _rotates_first(self, jacobian: OuterProductJacobian) -> bool:
         """Whether inputs and derivatives are rotated at every position, or the Jacobian, where that is less work."""
         c, o, t = jacobian.grads.shape[1:]
         d = len(self.vectors_a)
         return t * (d * d + c * o * o) <= c * o * d * (o + d)
 
-    def rotated(self, jacobian: Factored) -> Factored:
+    def rotated(self, jacobian: OuterProductJacobian) -> OuterProductJacobian:
         """The Jacobian in the block's basis."""
         a, g = jacobian.inputs, jacobian.grads
-        return Factored(self.vectors_a.to(a).T @ a, self.vectors_g.to(g).T @ g)
+        return OuterProductJacobian(self.vectors_a.to(a).T @ a, self.vectors_g.to(g).T @ g)
 
     def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
-        assert isinstance(jacobian, Factored), "a Kronecker block belongs to a weight matrix"
+        assert isinstance(jacobian, OuterProductJacobian), "a Kronecker block belongs to a weight matrix"
         if self._rotates_first(jacobian):
             return weighted_gram(self.rotated(jacobian), self._scale(precision).to(jacobian.grads))
-        return torch.cat([outer(self.half(piece, precision)) for piece in few_at_once(jacobian)])
+        return torch.cat([outer(self.covariance_root(piece, precision)) for piece in few_at_once(jacobian)])
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ class FullBlock:
         basis = self.vectors.to(vectors)
         return ((vectors @ basis) / (self.values + precision).to(vectors)) @ basis.T
 
-    def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
+    def covariance_root(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         dense = jacobian.dense()
         return (dense @ self.vectors.to(dense)) * (self.values + precision).rsqrt().to(dense)
 
     def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
-        return outer(self.half(jacobian, precision))
+        return outer(self.covariance_root(jacobian, precision))
 
 
 @dataclass(frozen=True)
@@ -198,10 +198,10 @@ class BlockGaussian:
         ]
         return torch.stack(parts).sum(0)
 
-    def half(self, jacobians: BatchJacobians) -> Tensor:
+    def covariance_root(self, jacobians: BatchJacobians) -> Tensor:
         """[B, C, P] whose products over the last axis are J Σ Jᵀ, across points too."""
         parts = [
-            block.half(group.jacobian(jacobians.tensors), lam)
+            block.covariance_root(group.jacobian(jacobians.tensors), lam)
             for group, block, lam in zip(self.groups, self.blocks, self.precisions, strict=True)
         ]
         return torch.cat(parts, dim=-1)

@@ -20,7 +20,7 @@ from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.layer_pairs import PairSums, pays, pieces_of
 from bnn_runner.curvature.psd import Repairs, add_gram, checked, cholesky, eigh, gram, log_det, mirrored, wide
 from bnn_runner.rng import generator
-from bnn_runner.runtime.memory import budget
+from bnn_runner.runtime.memory import memory_limit
 
 CANCELS = 1e7
 """Largest s up to which a variance is the prior's less what the data take, 1 + s times smaller at most."""
@@ -67,7 +67,7 @@ class FullGaussian:
         u = u - ((u @ self.vectors) * (self.values / (1 + self.values))) @ self.vectors.T
         return (u * self.scale).to(vectors)
 
-    def half(self, jacobians: BatchJacobians) -> Tensor:
+    def covariance_root(self, jacobians: BatchJacobians) -> Tensor:
         """[B, C, r + P] (or [B, C, P] where all directions are kept) whose products are J Σ Jᵀ, float64."""
         rows = wide(jacobians.dense()) * self.scale
         within = rows @ self.vectors
@@ -79,7 +79,7 @@ class FullGaussian:
     def covariance(self, jacobians: BatchJacobians) -> Tensor:
         """J Σ Jᵀ at each point, [B, C, C]."""
         if self.vectors.shape[1] == len(self.scale) or bool((self.values > CANCELS).any()):
-            return outer(self.half(jacobians)).to(self.dtype)
+            return outer(self.covariance_root(jacobians)).to(self.dtype)
         rows = wide(jacobians.dense()) * self.scale
         taken = (rows @ self.vectors) * (self.values / (1 + self.values)).sqrt()
         return (outer(rows) - outer(taken)).to(self.dtype)
@@ -191,7 +191,7 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
     """The exact GGN. Raises `RunFailed`, before anything is allocated, where it would not fit in memory."""
     sizes = jacobians.sizes()
     total = sum(sizes.values())
-    budget().reserve(
+    memory_limit().reserve(
         f"the full curvature of {total:,} weights and {num_rows:,} output rows",
         bytes_needed(total, num_rows),
         "Take method.structure=kfac or diag, or method.weights=last_layer.",

@@ -21,7 +21,7 @@ from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.psd import Repairs, wide
 from bnn_runner.posteriors.io import CannotBeSaved
 from bnn_runner.rng import generator
-from bnn_runner.runtime.memory import budget, halving
+from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.tasks import Split, Task
 
 SAVED_BYTES = 2**30
@@ -45,7 +45,7 @@ class Rows:
     kept: Tensor | None
     factors: BatchJacobians | None
 
-    def push(self, vectors: Tensor) -> Tensor:
+    def jvp(self, vectors: Tensor) -> Tensor:
         """Rᵀ J v for vectors [S, P]: [B, C, S]."""
         if self.kept is not None:
             return self.kept @ vectors.T
@@ -55,16 +55,16 @@ class Rows:
         moved = [j.apply(part.contiguous()) for j, part in zip(tensors, parts, strict=True)]
         return sum(moved[1:], moved[0])
 
-    def pull(self, values: Tensor) -> Tensor:
+    def vjp(self, values: Tensor) -> Tensor:
         """Σ_b Jᵀ R u_b for values [B, C, S]: [S, P]."""
         if self.kept is not None:
             return values.flatten(0, 1).T @ self.kept.flatten(0, 1)
         assert self.factors is not None
-        return self.factors.pull(values)
+        return self.factors.vjp(values)
 
 
 @dataclass
-class TrainingRows:
+class GGNOperator:
     """Products with the rows of the whole training set, or of some of its points. Counts its passes over the data.
 
     `uniforms` [N, M, ·] are those of a sampled output curvature; `dtype` is that of vectors: float64 where the
@@ -89,7 +89,7 @@ class TrainingRows:
         curvature: Roots,
         progress: Callable[[str, int, int], None],
         repairs: Repairs | None = None,
-    ) -> TrainingRows:
+    ) -> GGNOperator:
         columns = curvature.columns(task, jacobians.network)
         counted = Repairs() if repairs is None else repairs
         return cls(task.train, jacobians, curvature, curvature.uniforms(task), columns, progress, counted)
@@ -109,7 +109,7 @@ class TrainingRows:
         }  # fmt: skip
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> TrainingRows:
+    def from_state(cls, state: Mapping[str, Any]) -> GGNOperator:
         split = Split(state["x"], state["y"], torch.arange(len(state["x"])))
         return cls(split, state["jacobians"], state["curvature"], state["uniforms"], state["columns"])
 
@@ -118,7 +118,7 @@ class TrainingRows:
 
     @property
     def keeps(self) -> bool:
-        return 8 * len(self) * self.columns * self.size <= budget().kept_bytes
+        return 8 * len(self) * self.columns * self.size <= memory_limit().kept_bytes
 
     @property
     def size(self) -> int:
@@ -168,9 +168,9 @@ class TrainingRows:
 
     def product(self, vectors: Tensor, indices: Tensor | None = None) -> Tensor:
         """H v for vectors [S, P]: [S, P]; with `indices`, Σ over these points alone. One pass."""
-        return self.pushed_and_pulled(vectors, lambda _, moved: moved, indices)
+        return self.jvp_then_vjp(vectors, lambda _, moved: moved, indices)
 
-    def pushed_and_pulled(
+    def jvp_then_vjp(
         self, vectors: Tensor, between: Callable[[Tensor, Tensor], Tensor], indices: Tensor | None = None
     ) -> Tensor:
         """Σ_n J_nᵀ R_n u_n with u = between(places [B], Rᵀ J v [B, C, S]) for vectors v [S, P]: [S, P]. One pass."""
@@ -178,7 +178,7 @@ class TrainingRows:
         def work() -> Tensor:
             total = torch.zeros_like(vectors)
             for part, rows in self.batches(len(vectors), indices):
-                total += rows.pull(between(part, rows.push(vectors)))
+                total += rows.vjp(between(part, rows.jvp(vectors)))
             return total
 
         return halving(work, self.halve)
@@ -189,7 +189,7 @@ class TrainingRows:
         def work() -> Tensor:
             total = torch.zeros(values.shape[-1], self.size, dtype=self.dtype, device=self.device)
             for part, rows in self.batches(len(total)):
-                total += rows.pull(values[part].to(total))
+                total += rows.vjp(values[part].to(total))
             return total
 
         return halving(work, self.halve)

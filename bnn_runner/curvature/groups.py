@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_runner.curvature.jacobian_forms import Dense, Factored, TensorJacobian
+from bnn_runner.curvature.jacobian_forms import DenseJacobian, OuterProductJacobian, TensorJacobian
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Group:
         if len(self.members) == 1:
             return first
         if self.homogeneous:
-            assert isinstance(first, Factored)
+            assert isinstance(first, OuterProductJacobian)
             inputs = first.inputs
-            return Factored(torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1), first.grads)
-        return Dense(torch.cat([tensors[name].dense() for name in self.members], dim=-1))
+            return OuterProductJacobian(torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1), first.grads)
+        return DenseJacobian(torch.cat([tensors[name].dense() for name in self.members], dim=-1))
 
     def packed(self, values: Tensor, sizes: Mapping[str, int]) -> Tensor:
         """[S, P_g] in the order of its tensors to the group's order; `unpacked` undoes it."""

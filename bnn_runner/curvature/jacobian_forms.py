@@ -26,7 +26,7 @@ def forms_dense(positions: int, outputs: int, inputs: int, directions: int, draw
 
 
 @dataclass(frozen=True)
-class Factored:
+class OuterProductJacobian:
     """Jacobian of C outputs at B points with respect to a weight matrix: Σ_t g_t a_tᵀ.
 
     `read` is a [B, d, T], or the images that a convolution takes it from; `grads` g is [B, C, o, T]; the
@@ -72,7 +72,7 @@ class Factored:
             out[..., i : i + step] = torch.bmm(grads, moved)
         return out
 
-    def pull(self, values: Tensor) -> Tensor:
+    def vjp(self, values: Tensor) -> Tensor:
         """Σ_b J_bᵀ u_b for values [B, C, S]: [S, o·d]."""
         b, c, o, t = self.grads.shape
         d, s = self.read.shape[1], values.shape[-1]
@@ -88,7 +88,7 @@ class Factored:
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseJacobian:
     """Jacobian of C outputs at B points with respect to any tensor, [B, C, P_t]."""
 
     values: Tensor
@@ -104,12 +104,12 @@ class Dense:
     def apply(self, deltas: Tensor) -> Tensor:
         return self.values @ deltas.T
 
-    def pull(self, values: Tensor) -> Tensor:
+    def vjp(self, values: Tensor) -> Tensor:
         return values.flatten(0, 1).T @ self.values.flatten(0, 1)
 
 
 @dataclass(frozen=True)
-class Looked:
+class EmbeddingJacobian:
     """Jacobian of C outputs at B points with respect to an embedding [V, D]: g_t in row id_t, summed over T.
 
     `ids` are [B, T], `grads` g [B, C, T, D]; `rows` is V.
@@ -135,20 +135,20 @@ class Looked:
         tables = deltas.reshape(len(deltas), self.rows, -1)
         return torch.stack([torch.einsum("bctd,btd->bc", self.grads, table[self.ids]) for table in tables], dim=-1)
 
-    def pull(self, values: Tensor) -> Tensor:
+    def vjp(self, values: Tensor) -> Tensor:
         """Σ_b J_bᵀ u_b for values [B, C]: [V·D]."""
         moved = torch.einsum("bctd,bcs->sbtd", self.grads, values)
         out = moved.new_zeros(len(moved), self.rows, moved.shape[-1])
         return out.index_add_(1, self.ids.flatten(), moved.flatten(1, 2)).flatten(1)
 
 
-TensorJacobian = Factored | Dense | Looked
+TensorJacobian = OuterProductJacobian | DenseJacobian | EmbeddingJacobian
 
 
-def entries(jacobian: TensorJacobian, index: Tensor) -> Dense:
+def entries(jacobian: TensorJacobian, index: Tensor) -> DenseJacobian:
     """The Jacobian with respect to the weights at `index` [n] of the tensor alone; a wide one is not formed for few."""
-    if isinstance(jacobian, Factored) and len(index) * jacobian.read.shape[-1] < jacobian.size:
+    if isinstance(jacobian, OuterProductJacobian) and len(index) * jacobian.read.shape[-1] < jacobian.size:
         width = jacobian.read.shape[1]
         inputs, grads = jacobian.inputs[:, index % width], jacobian.grads[:, :, index // width]
-        return Dense(torch.einsum("bnt,bcnt->bcn", inputs, grads))
-    return Dense(jacobian.dense()[..., index])
+        return DenseJacobian(torch.einsum("bnt,bcnt->bcn", inputs, grads))
+    return DenseJacobian(jacobian.dense()[..., index])

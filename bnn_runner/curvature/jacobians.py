@@ -28,9 +28,9 @@ from torch.func import functional_call, vmap
 from bnn_runner.base import Network
 from bnn_runner.curvature.jacobian_forms import (
     FLOATS_AT_ONCE,
-    Dense,
-    Factored,
-    Looked,
+    DenseJacobian,
+    EmbeddingJacobian,
+    OuterProductJacobian,
     TensorJacobian,
     entries,
     forms_dense,
@@ -39,7 +39,7 @@ from bnn_runner.curvature.layer_forms import NORMS, by_position, has_structure, 
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import RunFailed
 from bnn_runner.rng import generator
-from bnn_runner.runtime.memory import budget
+from bnn_runner.runtime.memory import memory_limit
 from bnn_runner.runtime.torch_state import evaluation_mode, plain_attention, true_float32
 
 Root = Callable[[Tensor], Tensor]
@@ -48,7 +48,7 @@ CHECKED_POINTS = 2
 MOST_HALVINGS = 9
 """After so many the largest batch is one point."""
 BATCH_SHARE = 0.5
-"""Of the memory budget, for all that a batch holds; matrices of the fit take the rest."""
+"""Of the memory limit, for all that a batch holds; matrices of the fit take the rest."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class BatchJacobians:
         """Every tensor side by side, [B, C, P]."""
         return torch.cat([j.dense() for j in self.tensors.values()], dim=-1)
 
-    def push(self, delta: Tensor) -> Tensor:
+    def jvp(self, delta: Tensor) -> Tensor:
         """J δ for δ [P], every tensor one after the other: [B, C]."""
         sizes = [j.size for j in self.tensors.values()]
         parts = zip(self.tensors.values(), delta.split(sizes), strict=True)
         return torch.stack([j.apply(part.unsqueeze(0)) for j, part in parts]).sum(0).squeeze(-1)
 
-    def pull(self, values: Tensor) -> Tensor:
+    def vjp(self, values: Tensor) -> Tensor:
         """Σ_b J_bᵀ u_b for values [B, C, S], every tensor one after the other: [S, P]."""
-        return torch.cat([j.pull(values) for j in self.tensors.values()], dim=1)
+        return torch.cat([j.vjp(values) for j in self.tensors.values()], dim=1)
 
 
 @dataclass
@@ -162,19 +162,19 @@ class Jacobians:
         self(x[:CHECKED_POINTS])
 
     def batch_size(self, directions: int, largest: int = 512, use: Literal["any", "factors"] | int = "any") -> int:
-        """Points at once: a batch's largest array is within `FLOATS_AT_ONCE`, all of it within its share of the budget.
+        """Points at once: a batch's largest array is within `FLOATS_AT_ONCE`, all of it within its share of the limit.
 
         `use` says what is done with them: any (the dense Jacobian of a layer may be formed), factors
         (that of a factored one never is), or the number of draws that are moved through them.
         """
         widest, held = self._floats_per_point(directions, use)
-        points = min(largest, FLOATS_AT_ONCE // widest, budget().floats(BATCH_SHARE) / held)
+        points = min(largest, FLOATS_AT_ONCE // widest, memory_limit().floats(BATCH_SHARE) / held)
         return max(1, int(points) >> self._halvings)
 
     def points_at_once(self, largest: int) -> int:
         """Points of a pass that holds a graph of their activations and one derivative of each, no Jacobian."""
         _, held = self._floats_per_point(1, "factors")
-        return max(1, int(min(largest, budget().floats(BATCH_SHARE) / held)) >> self._halvings)
+        return max(1, int(min(largest, memory_limit().floats(BATCH_SHARE) / held)) >> self._halvings)
 
     def halve(self, repairs: Repairs | None = None) -> bool:
         """Half as many points at once from now on, counted in `repairs`; False where it is one point already."""
@@ -320,21 +320,26 @@ class Jacobians:
                 for v, g in zip(calls, grads, strict=True)
             ]
             self._positions[name] = 1
-            return Dense(sum(parts[1:], parts[0]))
+            return DenseJacobian(sum(parts[1:], parts[0]))
         if isinstance(owner, nn.Embedding):
             ids = torch.cat([v.inputs.flatten(1) for v in calls], dim=1)
             rows = torch.cat([g.flatten(2, -2) for g in grads], dim=2)
-            return Looked(ids, rows, owner.num_embeddings)
+            return EmbeddingJacobian(ids, rows, owner.num_embeddings)
         if kind == "bias":
             sums = [by_position(owner, g) for g in grads]
             self._positions[name] = sum(g.shape[-1] for g in sums)
             parts = [g.sum(-1) for g in sums]
-            return Dense(sum(parts[1:], parts[0]))
-        pairs = [Factored(read_by(owner, v.inputs), by_position(owner, g)) for v, g in zip(calls, grads, strict=True)]
+            return DenseJacobian(sum(parts[1:], parts[0]))
+        pairs = [
+            OuterProductJacobian(read_by(owner, v.inputs), by_position(owner, g))
+            for v, g in zip(calls, grads, strict=True)
+        ]
         self._positions[name] = sum(j.read.shape[-1] for j in pairs)
         if len(pairs) == 1:
             return pairs[0]
-        return Factored(torch.cat([j.inputs for j in pairs], dim=-1), torch.cat([j.grads for j in pairs], dim=-1))
+        return OuterProductJacobian(
+            torch.cat([j.inputs for j in pairs], dim=-1), torch.cat([j.grads for j in pairs], dim=-1)
+        )
 
     def _buffers_of(self, name: str) -> dict[str, Tensor]:
         prefix = name.rpartition(".")[0] + "."
@@ -361,7 +366,7 @@ class Jacobians:
                 )
                 for (name, copy), grad in zip(copies.items(), grads, strict=True):
                     rows[name].append((torch.zeros_like(copy) if grad is None else grad).flatten(1))
-        return {name: Dense(torch.stack(row, dim=1)) for name, row in rows.items()}
+        return {name: DenseJacobian(torch.stack(row, dim=1)) for name, row in rows.items()}
 
 
 def _size(values: Tensor) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_runner.curvature.jacobian_forms import FLOATS_AT_ONCE, Dense, TensorJacobian
+from bnn_runner.curvature.jacobian_forms import FLOATS_AT_ONCE, DenseJacobian, TensorJacobian
 from bnn_runner.curvature.psd import wide
 from bnn_runner.curvature.weighted_gram import FRESH, one_position
 
@@ -58,7 +58,7 @@ def pays(jacobians: Iterable[TensorJacobian]) -> bool:
     outputs = size = directions = 0
     for jacobian in jacobians:
         factored = one_position(jacobian) is not None
-        grads = jacobian.values if isinstance(jacobian, Dense) else jacobian.grads
+        grads = jacobian.values if isinstance(jacobian, DenseJacobian) else jacobian.grads
         outputs += grads.shape[2] if factored else jacobian.size
         size, directions = size + jacobian.size, grads.shape[1]
     return outputs**2 * (directions + FRESH) < (directions - 1) * size**2

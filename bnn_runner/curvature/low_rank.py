@@ -21,7 +21,7 @@ from bnn_runner.curvature.groups import Group
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.psd import Repairs, checked, eigh, wide
 from bnn_runner.rng import generator
-from bnn_runner.runtime.memory import LARGEST_BYTES, budget
+from bnn_runner.runtime.memory import LARGEST_BYTES, memory_limit
 
 NEGLIGIBLE_NATS = 1e-3
 """An evidence that is too high by less is not told of."""
@@ -109,7 +109,7 @@ def fit_low_rank(jacobians: Jacobians, batches: Pass, num_rows: int, rank: int, 
         inner = _rows(jacobians, rows * kept.sqrt().unsqueeze(1), repairs)
         return LowRankCurvature(inner, float(values.sum()), most, 0)
     width = min(most, rank + OVERSAMPLED)
-    budget().reserve(
+    memory_limit().reserve(
         f"the search for {rank} eigenvectors of {total:,} weights",
         4 * 8 * width * total,
         "Lower method.rank, or take method.structure=kfac or diag.",

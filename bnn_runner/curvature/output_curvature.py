@@ -22,10 +22,10 @@ from bnn_runner.models.likelihoods import Categorical
 from bnn_runner.rng import generator
 from bnn_runner.tasks import Task
 
-Kind = Literal["ggn", "mc_fisher", "empirical_fisher"]
+OutputCurvatureKind = Literal["ggn", "mc_fisher", "empirical_fisher"]
 
 
-def samples_problems(kind: Kind, samples: int) -> list[str]:
+def samples_problems(kind: OutputCurvatureKind, samples: int) -> list[str]:
     """Why `method.fisher_samples` cannot be, or would be ignored."""
     if samples < 1:
         return [f"method.fisher_samples={samples} samples nothing. It must be 1 or more."]
@@ -45,7 +45,7 @@ class _MeanVariance(Protocol):
 class OutputCurvature:
     """Which root is taken; `samples` is M of the Monte-Carlo Fisher, drawn once a point from `seed`."""
 
-    kind: Kind = "ggn"
+    kind: OutputCurvatureKind = "ggn"
     samples: int = 1
     seed: int = 0
 

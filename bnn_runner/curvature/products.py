@@ -29,7 +29,7 @@ class Differentiated:
         """f(x, w*), [B, K]."""
         return self._outputs.detach()
 
-    def push(self, vector: Tensor) -> Tensor:
+    def jvp(self, vector: Tensor) -> Tensor:
         """J v for v [P], every tensor one after the other: [B, C]."""
         parts = vector.to(self._outputs).split(list(self._jacobians.sizes().values()))
         with torch.enable_grad():
@@ -38,7 +38,7 @@ class Differentiated:
             total = torch.stack([g @ part for g, part in zip(grads, parts, strict=True)]).sum()
             return torch.autograd.grad(total, probe, retain_graph=True)[0]
 
-    def pull(self, values: Tensor) -> Tensor:
+    def vjp(self, values: Tensor) -> Tensor:
         """Σ_b J_bᵀ u_b for values [B, C]: [P]."""
         with torch.enable_grad():
             return torch.cat(self._pulled(values.to(self._outputs), create_graph=False))

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bnn_runner.curvature.jacobian_forms import FLOATS_AT_ONCE, FLOATS_CACHED, Factored, TensorJacobian
+from bnn_runner.curvature.jacobian_forms import FLOATS_AT_ONCE, FLOATS_CACHED, OuterProductJacobian, TensorJacobian
 
 FRESH = 100
 """Products that cost as much as putting a number into fresh memory and reading it again."""
 
 
-def weighted_gram(jacobian: Factored, scale: Tensor) -> Tensor:
+def weighted_gram(jacobian: OuterProductJacobian, scale: Tensor) -> Tensor:
     """Σ_od J_cod J_kod s_od² at each point, [B, C, C], for `scale` s [o, d].
 
     By whichever order of sums needs less work. One position: Σ_o g_co g_ko Σ_d s² a². Few positions beside
@@ -60,15 +60,15 @@ def outer(half: Tensor) -> Tensor:
     return half @ half.mT
 
 
-def few_at_once(jacobian: Factored) -> Iterator[Factored]:
+def few_at_once(jacobian: OuterProductJacobian) -> Iterator[OuterProductJacobian]:
     """The Jacobian a few points at a time, so that the dense form of each piece stays small."""
     points = max(1, FLOATS_CACHED // (jacobian.size * jacobian.grads.shape[1]))
     for a, g in zip(jacobian.inputs.split(points), jacobian.grads.split(points), strict=True):
-        yield Factored(a, g)
+        yield OuterProductJacobian(a, g)
 
 
 def one_position(jacobian: TensorJacobian) -> tuple[Tensor, Tensor] | None:
     """Inputs [B, d] and derivatives [B, C, o] of a factored Jacobian with T = 1; None for any other."""
-    if isinstance(jacobian, Factored) and jacobian.read.shape[-1] == 1:
+    if isinstance(jacobian, OuterProductJacobian) and jacobian.read.shape[-1] == 1:
         return jacobian.inputs[..., 0], jacobian.grads[..., 0]
     return None

@@ -20,7 +20,7 @@ from bnn_runner.evaluation.accumulators import ClassTally, RegressionTally, Tall
 from bnn_runner.evaluation.closed_form import gaussian_log_prob, variances
 from bnn_runner.evaluation.temperature import closed_form_log_probs, wide
 from bnn_runner.rng import generator
-from bnn_runner.runtime.memory import TooLarge, budget, out_of_memory
+from bnn_runner.runtime.memory import TooLarge, memory_limit, out_of_memory
 from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 from bnn_runner.tasks import Split, Task
 
@@ -163,7 +163,7 @@ def _score_draws(
     weights = torch.softmax(log_weights, 0)
     check_frozen(draws, task.test)
     tallies = {name: _tally(task, posterior, split, size, weights) for name, split in splits.items()}
-    held, shown = min(DRAW_FLOATS, budget().floats(0.25)), min(OUTPUT_FLOATS, budget().floats(0.05))
+    held, shown = min(DRAW_FLOATS, memory_limit().floats(0.25)), min(OUTPUT_FLOATS, memory_limit().floats(0.05))
     chunk = max(1, min(size, int(held // max(draws.floats_per_draw, 1))))
     chunk = max(1, min(chunk, int(shown // (batch_size * task.spec.num_outputs))))
     per_chunk = sum(-(-len(split) // batch_size) for split in splits.values())

@@ -77,7 +77,7 @@ class TrainingRule(Protocol):
 def misfits(rule: TrainingRule, choice: str, method: Method, name: str) -> list[str]:
     """Why a method and its trainings cannot go by the rule (empty when they can)."""
     problems = []
-    if any(spec.trained and spec.rework is not None for spec in method.needs()):
+    if any(spec.trained and spec.noise_transform is not None for spec in method.needs()):
         problems.append(
             f"hyper={choice} takes the evidence of the network while it is trained, and method={name} trains a "
             "network whose layers are noisy, which has no such evidence. Use hyper=fixed, or another method."

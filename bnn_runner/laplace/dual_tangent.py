@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import Likelihood
-from bnn_runner.curvature.jacobian_forms import Dense, TensorJacobian
+from bnn_runner.curvature.jacobian_forms import DenseJacobian, TensorJacobian
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.psd import Repairs, cholesky, wide
 from bnn_runner.curvature.weighted_gram import one_position
-from bnn_runner.runtime.memory import budget, halving
+from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.tasks import Task
 
 MOST_ROWS = 4000
@@ -43,7 +43,7 @@ def affordable(task: Task, jacobians: Jacobians) -> bool:
 
 
 def _rows_bytes() -> int:
-    return min(ROWS_BYTES, budget().kept_bytes)
+    return min(ROWS_BYTES, memory_limit().kept_bytes)
 
 
 def _item(jacobians: Jacobians) -> int:
@@ -117,7 +117,7 @@ class Grams:
 
     def _make(self, precisions: Tensor) -> None:
         sizes, dtype = self.jacobians.sizes(), self.jacobians.network.parameters[self.jacobians.names[0]].dtype
-        single = 8 * len(sizes) * self.rows**2 <= min(GRAM_BYTES, budget().kept_bytes)
+        single = 8 * len(sizes) * self.rows**2 <= min(GRAM_BYTES, memory_limit().kept_bytes)
         self._made_for, self._kept = precisions, []
         self.centre_outputs = torch.zeros(self.rows, dtype=precisions.dtype, device=precisions.device)
         start = 0
@@ -147,7 +147,7 @@ class Grams:
                 self.progress("tangent model in function space", done, len(parts) * len(self.task.train))
                 done += len(x)
                 for name, j in jacobians(x).tensors.items():
-                    pieces[name].append(j if one_position(j) is not None else Dense(j.dense()))
+                    pieces[name].append(j if one_position(j) is not None else DenseJacobian(j.dense()))
             for name in names:
                 yield name, pieces.pop(name)
 

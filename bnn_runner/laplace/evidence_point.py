@@ -14,14 +14,14 @@ from bnn_runner.base import Choice, HyperRule, PrecisionProblem
 from bnn_runner.curvature.full import FullCurvature
 from bnn_runner.curvature.psd import wide
 from bnn_runner.laplace.evidence import At, log_likelihood
-from bnn_runner.laplace.prior_family import Setting
+from bnn_runner.laplace.prior_family import PriorFamily
 from bnn_runner.laplace.tangent_optimum import GAP_NATS, TangentModel, TangentOptimum
 
 Mode = Literal["network", "tangent", "auto"]
 
 
 @dataclass(frozen=True)
-class Point:
+class EvidencePoint:
     """What was decided at w* or v*, which `at` gives: the choice, its evidence and log-likelihood, and what to tell."""
 
     mode: Literal["network", "tangent"]
@@ -33,20 +33,20 @@ class Point:
     notes: tuple[str, ...] = ()
 
 
-def point_of(
-    mode: Mode, tangent: TangentModel, setting: Setting, rule: HyperRule, tolerance: float, budget: int | None
-) -> Point:
+def evidence_point(
+    mode: Mode, tangent: TangentModel, setting: PriorFamily, rule: HyperRule, tolerance: float, max_passes: int | None
+) -> EvidencePoint:
     """Where the evidence is taken. auto: at v* where it is settled, else at w*, with a note."""
     if mode == "network":
         return at_network(tangent, setting, rule)
-    point = at_tangent_optimum(tangent, setting, rule, tolerance, budget)
+    point = at_tangent_optimum(tangent, setting, rule, tolerance, max_passes)
     if mode == "tangent" or point.report["tangent_settled"]:
         return point
     network = at_network(tangent, setting, rule)
     return replace(network, notes=(*network.notes, _not_reached(point.report, "the evidence is at w*")))
 
 
-def at_network(tangent: TangentModel, setting: Setting, rule: HyperRule) -> Point:
+def at_network(tangent: TangentModel, setting: PriorFamily, rule: HyperRule) -> EvidencePoint:
     """Everything at the trained weights w*."""
     loglik = log_likelihood(tangent.task, tangent.jacobians.network)
 
@@ -57,8 +57,8 @@ def at_network(tangent: TangentModel, setting: Setting, rule: HyperRule) -> Poin
 
 
 def at_tangent_optimum(
-    tangent: TangentModel, setting: Setting, rule: HyperRule, tolerance: float, budget: int | None
-) -> Point:
+    tangent: TangentModel, setting: PriorFamily, rule: HyperRule, tolerance: float, max_passes: int | None
+) -> EvidencePoint:
     """The evidence as a function of Λ with v* = v*(Λ) in it, and the precisions that the rule chooses on that.
 
     v* is a stationary point of the evidence in v, so the derivative in Λ is the partial one at v*
@@ -67,7 +67,7 @@ def at_tangent_optimum(
     took, what relative gradient is left at the end and how many nats it stands for, and whether v* is
     settled: within `tolerance`, or within 0.001 nats.
     """
-    budget, tolerance = budget or tangent.budget, tangent.reachable(tolerance)
+    max_passes, tolerance = max_passes or tangent.max_passes, tangent.reachable(tolerance)
     shift = len(tangent.task.train) * float(wide(tangent.task.target_scale).log().sum())
     curvature, prior, first = setting.curvature, setting.prior, tangent.passes
     found: dict[bytes, TangentOptimum] = {}
@@ -79,7 +79,7 @@ def at_tangent_optimum(
         key = at.contiguous().numpy().tobytes()
         if key not in found:
             diagonal = prior.diagonal(at).to(tangent.centre)
-            left = max(budget - (tangent.passes - first), 1)
+            left = max(max_passes - (tangent.passes - first), 1)
             with torch.no_grad():
                 guess = curvature.gaussian(at) if isinstance(curvature, FullCurvature) else None
                 found[key] = tangent.optimum(diagonal, last[0], tolerance, left, guess)
@@ -106,7 +106,7 @@ def at_tangent_optimum(
 
 
 def _not_reached(report: Mapping[str, Any], so: str) -> str:
-    """What is told of a v* that was not found within the budget."""
+    """What is told of a v* that was not found within the max_passes."""
     return (
         f"method.mode: v* is not reached, {so}: after {report['tangent_passes']} passes over the data its relative "
         f"gradient is {report['tangent_gradient']:.1g}, and at most {report['tangent_gap_nats']:.2g} nats are left to "
@@ -116,8 +116,8 @@ def _not_reached(report: Mapping[str, Any], so: str) -> str:
 
 def _chosen(
     mode: Literal["network", "tangent"], at: At, rule: HyperRule, problem: PrecisionProblem, loglik: float | None
-) -> Point:
+) -> EvidencePoint:
     with torch.enable_grad():
         choice = rule.choose(problem)
         evidence = float(problem.evidence(choice.precisions))
-    return Point(mode, at, choice, evidence, math.nan if loglik is None else loglik)
+    return EvidencePoint(mode, at, choice, evidence, math.nan if loglik is None else loglik)

@@ -15,7 +15,7 @@ from torch import Tensor
 from bnn_runner.base import Likelihood, Network
 from bnn_runner.curvature.blocks import outer
 from bnn_runner.curvature.full import FullCurvature, FullGaussian
-from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.groups import Group, each_tensor
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.psd import Repairs, cholesky, eigh, wide
@@ -76,9 +76,9 @@ class PathwiseGaussian:
         solved = torch.cholesky_solve(((w * scale) @ self.rows.T).T, self.factor).T
         return ((w - solved @ self.rows * scale) * scale).to(vectors)
 
-    def half(self, jacobians: BatchJacobians) -> Tensor:
+    def covariance_root(self, jacobians: BatchJacobians) -> Tensor:
         """[B, C, ·] whose products over the last axis are J Σ Jᵀ, float64."""
-        return self._eigen().half(jacobians)
+        return self._eigen().covariance_root(jacobians)
 
     def covariance(self, jacobians: BatchJacobians) -> Tensor:
         """J Σ Jᵀ at each point, [B, C, C]."""
@@ -155,13 +155,13 @@ class NystromGaussian:
         inside = (vectors.to(self.scale) * self.scale) @ self.vectors / (1 + self.values)
         return ((inside @ self.vectors.T) * self.scale).to(vectors)
 
-    def half(self, jacobians: BatchJacobians) -> Tensor:
+    def covariance_root(self, jacobians: BatchJacobians) -> Tensor:
         """[B, C, r] whose products over the last axis are J Σ Jᵀ."""
         return pushed(jacobians, self.scale, self.vectors) * torch.rsqrt(1 + self.values)
 
     def covariance(self, jacobians: BatchJacobians) -> Tensor:
         """J Σ Jᵀ at each point, [B, C, C]."""
-        return outer(self.half(jacobians)).to(self.dtype)
+        return outer(self.covariance_root(jacobians)).to(self.dtype)
 
 
 def pushed(jacobians: BatchJacobians, scale: Tensor, vectors: Tensor) -> Tensor:
@@ -179,8 +179,8 @@ class NystromCurvature:
     The features of one precision serve every other isotropic one; unequal precisions have features of their own.
     """
 
-    pivots: TrainingRows
-    rows: TrainingRows
+    pivots: GGNOperator
+    rows: GGNOperator
     features: int
     dtype: torch.dtype
     repairs: Repairs
@@ -206,7 +206,7 @@ class NystromCurvature:
         """Vᵀ H V, [r, r] float64, for vectors [r, P]. One pass."""
         gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
         for _, rows in self.rows.batches(len(vectors)):
-            inside = rows.push(vectors).flatten(0, 1)
+            inside = rows.jvp(vectors).flatten(0, 1)
             gram += wide(inside.T @ inside).cpu()
         return gram
 
@@ -279,7 +279,7 @@ def off_the_features(
                 for j, s in zip(batch.tensors.values(), scales, strict=True)
             )
             missing += prior - float(pushed(batch, gaussian.scale, gaussian.vectors).square().sum())
-            kept += float(gaussian.half(batch).square().sum())
+            kept += float(gaussian.covariance_root(batch).square().sum())
         count = len(points) * batch.outputs.shape[-1]
         told[name] = max(missing, 0.0) / count, kept / count
     return told

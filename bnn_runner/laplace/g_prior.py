@@ -19,7 +19,7 @@ from torch import Tensor
 from bnn_runner.curvature.blocks import Block, BlockCurvature, DiagonalBlock, FullBlock, KroneckerBlock, Precision
 from bnn_runner.curvature.full import FullCurvature, FullGaussian
 from bnn_runner.curvature.groups import Group
-from bnn_runner.curvature.jacobian_forms import Dense, Factored, TensorJacobian
+from bnn_runner.curvature.jacobian_forms import DenseJacobian, OuterProductJacobian, TensorJacobian
 from bnn_runner.curvature.psd import Repairs, eigh
 from bnn_runner.errors import RunFailed
 from bnn_runner.laplace.evidence import Curvature
@@ -147,19 +147,19 @@ class ScaledBlock:
         scale = self._scale(vectors)
         return self.inner.product(vectors * scale, precision) * scale
 
-    def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
-        return self.inner.half(self._scaled(jacobian), precision)
+    def covariance_root(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
+        return self.inner.covariance_root(self._scaled(jacobian), precision)
 
     def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         return self.inner.covariance(self._scaled(jacobian), precision)
 
     def _scaled(self, jacobian: TensorJacobian) -> TensorJacobian:
         """J D."""
-        if isinstance(jacobian, Factored) and len(self.columns) == jacobian.read.shape[1]:
+        if isinstance(jacobian, OuterProductJacobian) and len(self.columns) == jacobian.read.shape[1]:
             a, g = jacobian.inputs, jacobian.grads
-            return Factored(a * self.columns.to(a).unsqueeze(-1), g * self.rows.to(g).unsqueeze(-1))
+            return OuterProductJacobian(a * self.columns.to(a).unsqueeze(-1), g * self.rows.to(g).unsqueeze(-1))
         dense = jacobian.dense()
-        return Dense(dense * self._scale(dense))
+        return DenseJacobian(dense * self._scale(dense))
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ class ScaledDiagonal:
         block, each = self._plain(precision)
         return block.product(vectors, each)
 
-    def half(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
+    def covariance_root(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         block, each = self._plain(precision)
-        return block.half(jacobian, each)
+        return block.covariance_root(jacobian, each)
 
     def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
         block, each = self._plain(precision)

@@ -14,7 +14,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.lanczos import lanczos
 from bnn_runner.curvature.psd import wide
 from bnn_runner.laplace.solvers import Whitened
@@ -28,7 +28,7 @@ class Spectrum:
     With a `root` D [P] it is that of D H D, the curvature under the g-prior.
     """
 
-    rows: TrainingRows
+    rows: GGNOperator
     seed: int
     probes: int
     steps: int

@@ -95,8 +95,8 @@ class NoisyGaussian:
     def covariance(self, jacobians: BatchJacobians) -> Tensor:
         return self.inner.covariance(jacobians) / self.beta
 
-    def half(self, jacobians: BatchJacobians) -> Tensor:
-        return self.inner.half(jacobians) * self.beta**-0.5
+    def covariance_root(self, jacobians: BatchJacobians) -> Tensor:
+        return self.inner.covariance_root(jacobians) * self.beta**-0.5
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bnn_runner.curvature.blocks import BlockGaussian
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.psd import wide
 from bnn_runner.posteriors.networks import NetworkDraws
-from bnn_runner.runtime.memory import budget, halving
+from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Split
 
@@ -31,7 +31,7 @@ class WeightGaussian(Protocol):
 
     def covariance(self, jacobians: BatchJacobians) -> Tensor: ...
 
-    def half(self, jacobians: BatchJacobians) -> Tensor: ...
+    def covariance_root(self, jacobians: BatchJacobians) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -219,19 +219,19 @@ class LinearisedLaplace:
     def joint_covariance(self, split: Split) -> Tensor:
         """Covariance [N·K, N·K] of the outputs at all points, float64. Memory N·K·P floats.
 
-        Raises `RunFailed` where that is more than the memory budget.
+        Raises `RunFailed` where that is more than the memory limit.
         """
         rows: list[Tensor] = []
         weights = sum(self.jacobians.sizes().values())
         outputs = len(split) * self.centre(split.gather(torch.arange(1))[0]).shape[-1]
-        budget().reserve(
+        memory_limit().reserve(
             f"the joint covariance of {outputs:,} outputs over {weights:,} weights",
             2 * 8 * outputs * weights,
             "Take fewer test points (data.test_size), or method.weights=last_layer.",
         )
         with torch.no_grad(), true_float32():
             for x, _ in split.batches(64):
-                half = wide(self.gaussian.half(self.jacobians(x)))  # [B, K, R]
-                rows.append(half.flatten(0, 1))
+                root = wide(self.gaussian.covariance_root(self.jacobians(x)))  # [B, K, R]
+                rows.append(root.flatten(0, 1))
         stacked = torch.cat(rows)
         return stacked @ stacked.T

@@ -28,7 +28,7 @@ from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.tasks import Task, TaskSpec
 
 if TYPE_CHECKING:
-    from bnn_runner.laplace.evidence_point import Point
+    from bnn_runner.laplace.evidence_point import EvidencePoint
 
 
 FAR_NATS = 1.0
@@ -71,7 +71,7 @@ def family_problems(structure: str, curvature: str, spec: TaskSpec, rule: HyperR
 
 
 @dataclass(frozen=True)
-class Setting:
+class PriorFamily:
     """A curvature under a family of priors: what is searched, and what comes of the choice."""
 
     task: Task
@@ -94,7 +94,7 @@ class Setting:
         invariant: Sequence[str],
         repairs: Repairs,
         validation: Validation = validation_logliks,
-    ) -> Setting:
+    ) -> PriorFamily:
         """Raises `RunFailed` where the training prior or the curvature does not fit the rule's family."""
         network, family = jacobians.network, family_of(rule)
         sizes = tuple(g.size(jacobians.sizes()) for g in curvature.groups)
@@ -127,7 +127,7 @@ class Setting:
         )
         return problem if self.noise is None else self.noise.profiled(problem, at, curvature)
 
-    def settled(self, point: Point) -> Settled:
+    def settled(self, point: EvidencePoint) -> Selection:
         """The posterior's parts at what was decided."""
         choice, groups = point.choice, self.curvature.groups
         report: dict[str, Any] = {"hyper_family": self.family}
@@ -135,7 +135,7 @@ class Setting:
             report["held_for_want_of_curvature"] = self.prior.held
         report |= precision_report(choice.precisions, groups)
         if self.noise is None:
-            return Settled(self.curvature, self.jacobians, choice.precisions, point.evidence, point.loglik, report)
+            return Selection(self.curvature, self.jacobians, choice.precisions, point.evidence, point.loglik, report)
         if choice.report["hyper_status"] == "diverged":  # the noise keeps its start value too
             beta, loglik = 1.0, point.at(choice.precisions)[0]
             evidence = float(log_evidence(*point.at(choice.precisions), self.curvature, choice.precisions))
@@ -152,7 +152,7 @@ class Setting:
             )
         if self.family != "g":  # λ of the g-prior stays what it is: diag(βH) is its unit
             report |= precision_report(beta * choice.precisions, groups)
-        return Settled(
+        return Selection(
             NoisyCurvature(self.curvature, beta),
             Jacobians.from_state(self.jacobians.state() | {"network": network}),
             beta * choice.precisions,
@@ -169,7 +169,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Settled:
+class Selection:
     """Curvature, Jacobians (with the noise chosen), precisions, evidence, log-likelihood (nats), facts for the row."""
 
     curvature: Curvature

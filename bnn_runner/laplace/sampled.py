@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.groups import Group, each_tensor
 from bnn_runner.curvature.jacobians import BatchJacobians
 from bnn_runner.curvature.psd import wide
@@ -34,7 +34,7 @@ def draws_at_once(size: int) -> int:
     return max(1, min(64, max(8, 2**20 // size), 2**26 // size))
 
 
-def normals(rows: TrainingRows, seed: int, start: int, stop: int) -> Tensor:
+def normals(rows: GGNOperator, seed: int, start: int, stop: int) -> Tensor:
     """n_s of draws `start` to `stop`, [S, P]; row s of (seed, s) alone."""
     drawn = [
         torch.randn(rows.size, generator=generator(seed, "posterior", s), dtype=torch.float64)
@@ -43,7 +43,7 @@ def normals(rows: TrainingRows, seed: int, start: int, stop: int) -> Tensor:
     return torch.stack(drawn).to(rows.device, rows.dtype)
 
 
-def whitening(rows: TrainingRows, precisions: Tensor, root: Tensor | None = None) -> Tensor:
+def whitening(rows: GGNOperator, precisions: Tensor, root: Tensor | None = None) -> Tensor:
     """Λ^{-½}, [P], for one precision a tensor [T] or one for all [1]; times the g-prior's D where there is a `root`."""
     sizes = torch.tensor(list(rows.jacobians.sizes().values()))
     each = precisions.detach().cpu().double().expand(len(sizes)).repeat_interleave(sizes)
@@ -60,7 +60,7 @@ class SampledGaussian:
     averaged over. `root` [P] is D of the g-prior (see `g_prior`).
     """
 
-    rows: TrainingRows
+    rows: GGNOperator
     solver: Solver
     precisions: tuple[float, ...]
     moments_from: tuple[int, int]
@@ -104,7 +104,7 @@ class SampledGaussian:
             solution = self.solver(matrix, Right(fixed / size, zero), zero)
             return (matrix.scale * solution.values * size).to(vectors)
 
-    def half(self, jacobians: BatchJacobians) -> Tensor:
+    def covariance_root(self, jacobians: BatchJacobians) -> Tensor:
         """[B, C, S] whose products over S are the mean of (J z)(J z)ᵀ over the sampled z."""
         seed, count = self.moments_from
         tensors = jacobians.tensors.values()
@@ -114,8 +114,8 @@ class SampledGaussian:
 
     def covariance(self, jacobians: BatchJacobians) -> Tensor:
         """The mean of (J z)(J z)ᵀ at each point, [B, C, C]."""
-        half = self.half(jacobians)
-        return half @ half.mT
+        root = self.covariance_root(jacobians)
+        return root @ root.mT
 
 
 @dataclass
@@ -137,7 +137,7 @@ class SampledCurvature:
     [P] is D of the g-prior, the same as the spectrum's.
     """
 
-    rows: TrainingRows
+    rows: GGNOperator
     solver: Solver
     seed: int
     samples: int

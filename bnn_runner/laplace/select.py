@@ -14,10 +14,10 @@ from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.parameter_subset import Basis
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.laplace.evidence import Curvature
-from bnn_runner.laplace.evidence_point import Mode, point_of
+from bnn_runner.laplace.evidence_point import Mode, evidence_point
 from bnn_runner.laplace.newton_decrement import decrement_notes, newton_decrement
 from bnn_runner.laplace.posterior import WeightGaussian
-from bnn_runner.laplace.prior_family import Setting
+from bnn_runner.laplace.prior_family import PriorFamily
 from bnn_runner.laplace.scale_invariance import scale_invariant
 from bnn_runner.laplace.tangent_optimum import TangentModel
 from bnn_runner.laplace.validation_score import Validation, validation_logliks
@@ -41,7 +41,7 @@ class Decision:
     notes: list[str]
 
 
-def decide(
+def select_precisions(
     task: Task,
     jacobians: Jacobians,
     chosen: Basis,
@@ -61,8 +61,8 @@ def decide(
     few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
     # A part of a tensor can be scaled by itself: that no normalisation takes out again.
     invariant = () if jacobians.chosen else scale_invariant(jacobians.network, few, jacobians.names)
-    setting = Setting.of(task, jacobians, curvature, rule, invariant, repairs, validation)
-    point = point_of(mode, TangentModel(task, jacobians, progress, repairs), setting, rule, tolerance, passes)
+    setting = PriorFamily.of(task, jacobians, curvature, rule, invariant, repairs, validation)
+    point = evidence_point(mode, TangentModel(task, jacobians, progress, repairs), setting, rule, tolerance, passes)
     settled = setting.settled(point)
     gaussian = settled.curvature.gaussian(settled.precisions)
     prior = setting.prior.diagonal(settled.precisions)

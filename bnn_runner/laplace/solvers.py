@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.errors import RunFailed
 from bnn_runner.rng import generator
 
@@ -35,7 +35,7 @@ Objective = Literal["low_variance", "noisy_targets"]
 class Whitened:
     """H̃ = Λ^{-½} H Λ^{-½}; `scale` [P] is the diagonal of Λ^{-½}."""
 
-    rows: TrainingRows
+    rows: GGNOperator
     scale: Tensor
 
     def product(self, vectors: Tensor, indices: Tensor | None = None) -> Tensor:
@@ -170,7 +170,7 @@ class Descent:
                 order = torch.randperm(count, generator=generator(0, "solver order", i // per_pass))
             chosen = order[(i % per_pass) * self.batch_size :][: self.batch_size]
             ahead = u + self.momentum * velocity
-            data = rows.pushed_and_pulled(matrix.scale * ahead, off_target, chosen)
+            data = rows.jvp_then_vjp(matrix.scale * ahead, off_target, chosen)
             gradient = matrix.scale * data * (count / len(chosen)) + ahead - linear
             velocity = self.momentum * velocity - step * gradient
             u = u + velocity

@@ -6,7 +6,7 @@ evidence of the tangent model is to be taken at v* (Antorán et al. 2022). Weigh
 stay at w* and have no part in the penalty.
 
 Where the outputs of the training set are few, v* is found in function space (`dual_tangent`); elsewhere by
-conjugate gradients within a budget of passes over the data.
+conjugate gradients within a number of passes over the data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bnn_runner.curvature.products import Differentiated
 from bnn_runner.curvature.psd import Repairs, wide
 from bnn_runner.laplace import dual_tangent
 from bnn_runner.laplace.posterior import WeightGaussian
-from bnn_runner.runtime.memory import budget, halving
+from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.tasks import Task
 
 POINTS = 128
@@ -64,19 +64,19 @@ class _Piece:
     rows: Tensor | None
     products: Differentiated | None
 
-    def push(self, v: Tensor) -> Tensor:
+    def jvp(self, v: Tensor) -> Tensor:
         """J v, [B, K] float64."""
         if self.rows is not None:
             return self.rows @ v
         assert self.products is not None
-        return wide(self.products.push(v))
+        return wide(self.products.jvp(v))
 
-    def pull(self, u: Tensor) -> Tensor:
+    def vjp(self, u: Tensor) -> Tensor:
         """Jᵀu, [P] float64."""
         if self.rows is not None:
             return torch.einsum("bkp,bk->p", self.rows, u)
         assert self.products is not None
-        return wide(self.products.pull(u))
+        return wide(self.products.vjp(u))
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class TangentModel:
     progress: Callable[[str, int, int], None] = field(default=lambda stage, done, total: None, repr=False)
     repairs: Repairs = field(default_factory=Repairs, repr=False)
     passes: int = 0
-    _budget: int = field(default=0, repr=False)
+    _last_pass: int = field(default=0, repr=False)
     _fits: bool = field(default=True, repr=False)
     _kept: list[_Piece] | None = field(default=None, repr=False)
     _grams: dual_tangent.Grams | None = field(default=None, repr=False)
@@ -125,10 +125,10 @@ class TangentModel:
     @property
     def keeps(self) -> bool:
         size = 8 * len(self.task.train) * self.task.spec.num_outputs * len(self.centre)
-        return self._fits and size <= budget().kept_bytes
+        return self._fits and size <= memory_limit().kept_bytes
 
     @property
-    def budget(self) -> int:
+    def max_passes(self) -> int:
         """Passes over the data that are made where none are asked for."""
         return PASSES_KEPT if self.keeps else PASSES_ANEW
 
@@ -156,8 +156,8 @@ class TangentModel:
         """One pass over the training set, in order."""
         self.passes += 1
         for piece in self._made() if self._kept is None else self._kept:
-            if self._budget:
-                self.progress("tangent optimum", min(self.passes, self._budget) - 1, self._budget)
+            if self._last_pass:
+                self.progress("tangent optimum", min(self.passes, self._last_pass) - 1, self._last_pass)
             yield piece
 
     def _made(self) -> Iterator[_Piece]:
@@ -186,11 +186,11 @@ class TangentModel:
         loglik, data, outputs = 0.0, torch.zeros_like(v), []
         for piece in self._pieces():
             with torch.enable_grad():
-                at = (piece.outputs + piece.push(v - self.centre)).requires_grad_()
+                at = (piece.outputs + piece.jvp(v - self.centre)).requires_grad_()
                 log_prob = self.likelihood.log_prob(at, piece.targets).sum()
                 (score,) = torch.autograd.grad(log_prob, at)
             loglik += float(log_prob.detach())
-            data -= piece.pull(score)
+            data -= piece.vjp(score)
             outputs.append(at.detach())
         data, prior = data * (precisions > 0), precisions * v
         value = -loglik + 0.5 * float(prior @ v)
@@ -206,12 +206,17 @@ class TangentModel:
         for piece in self._pieces():
             root = self.likelihood.curvature_root(outputs[done : done + len(piece.outputs)])
             done += len(piece.outputs)
-            inside = torch.einsum("bkc,bk->bc", root, piece.push(direction))
-            total = total + piece.pull(torch.einsum("bkc,bc->bk", root, inside))
+            inside = torch.einsum("bkc,bk->bc", root, piece.jvp(direction))
+            total = total + piece.vjp(torch.einsum("bkc,bc->bk", root, inside))
         return total
 
     def optimum(
-        self, precisions: Tensor, start: Tensor, tolerance: float, budget: int, guess: WeightGaussian | None = None
+        self,
+        precisions: Tensor,
+        start: Tensor,
+        tolerance: float,
+        max_passes: int,
+        guess: WeightGaussian | None = None,
     ) -> TangentOptimum:
         """v* by `newton`, which has the same arguments, or in function space where that is affordable and Σ unknown."""
         if guess is None and self.in_function_space:
@@ -219,7 +224,7 @@ class TangentModel:
             if found.gradient <= tolerance or found.gap <= GAP_NATS:
                 return found
             start = found.weights  # a weak prior leaves it rounding
-        return self.newton(precisions, start, tolerance, budget, guess)
+        return self.newton(precisions, start, tolerance, max_passes, guess)
 
     def dual_optimum(self, precisions: Tensor, tolerance: float) -> TangentOptimum:
         """v* = Λ⁻¹Jᵀα; a few passes for the Gram matrix, which serves every multiple of Λ, and two for v*."""
@@ -250,33 +255,38 @@ class TangentModel:
         def work() -> Tensor:
             total, done = torch.zeros_like(self.centre), 0
             for piece in self._pieces():
-                total = total + piece.pull(values[done : done + len(piece.outputs)])
+                total = total + piece.vjp(values[done : done + len(piece.outputs)])
                 done += len(piece.outputs)
             return total
 
         return self._halved(work)
 
     def newton(
-        self, precisions: Tensor, start: Tensor, tolerance: float, budget: int, guess: WeightGaussian | None = None
+        self,
+        precisions: Tensor,
+        start: Tensor,
+        tolerance: float,
+        max_passes: int,
+        guess: WeightGaussian | None = None,
     ) -> TangentOptimum:
         """v* by Newton steps, each by conjugate gradients preconditioned with `guess` Σ ≈ (H + Λ)⁻¹, or with Λ⁻¹.
 
         The full curvature is such a guess. Kronecker factors and diagonals are none: on trained networks they
         needed more steps than the prior. `precisions` [P] is the diagonal of Λ; where it is 0 a weight is held.
         Stops where ‖∇L_h‖ is `tolerance` of what its parts (data, prior) add up to without cancelling, or when
-        `budget` passes over the data are spent; a pass differentiates anew where the Jacobians are too many to
+        `max_passes` passes over the data are spent; a pass differentiates anew where the Jacobians are too many to
         keep. With the full curvature and Gaussian noise it takes one step, which is the closed form
         (H + Λ)⁻¹JᵀB(y − f + Jw*).
         """
-        spent, v, self._budget = self.passes, start, self.passes + budget
+        spent, v, self._last_pass = self.passes, start, self.passes + max_passes
         at = self.state(v, precisions)
-        while at.ratio > tolerance and self.passes - spent < budget:
-            step = self._newton_step(at, precisions, guess, min(0.1, math.sqrt(at.ratio)), spent + budget)
+        while at.ratio > tolerance and self.passes - spent < max_passes:
+            step = self._newton_step(at, precisions, guess, min(0.1, math.sqrt(at.ratio)), spent + max_passes)
             length = 1.0
             while True:
                 moved = self.state(v + length * step, precisions)
                 enough = moved.value <= at.value + 1e-4 * length * float(at.gradient @ step) + 1e-12 * abs(at.value)
-                if enough or length < 1e-6 or self.passes - spent >= budget:
+                if enough or length < 1e-6 or self.passes - spent >= max_passes:
                     break
                 length /= 2
             if not enough:

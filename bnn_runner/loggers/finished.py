@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bnn_runner.config.keys import flatten
 from bnn_runner.loggers.base import LoggedCell, Logger, NoLogger
-from bnn_runner.report.read_cells import Cell, read_cell
+from bnn_runner.report.read_cells import CellRecord, read_cell
 
 
-def tell(logger: Logger, folder: Path, output_dir: Path) -> str | None:
+def log_finished(logger: Logger, folder: Path, output_dir: Path) -> str | None:
     """Log the finished cell in `folder`; what went wrong, in one line, or None."""
     if type(logger) is NoLogger:
         return None
@@ -25,7 +25,7 @@ def tell(logger: Logger, folder: Path, output_dir: Path) -> str | None:
 
 def logged(folder: Path, output_dir: Path) -> LoggedCell:
     """What a logger is told of the finished cell in `folder`."""
-    cell: Cell = read_cell(folder)
+    cell: CellRecord = read_cell(folder)
     return LoggedCell(
         name=cell.name,
         folder=folder,

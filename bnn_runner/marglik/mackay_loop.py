@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from bnn_runner.base import Choice, Network, PrecisionProblem
-from bnn_runner.curvature.output_curvature import Kind
+from bnn_runner.curvature.output_curvature import OutputCurvatureKind
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.hyper.fixed_point import FixedPoint
@@ -37,7 +37,7 @@ class MacKayLoop:
     retrain_epochs: int | None = None
     tolerance: float = 0.01
     structure: TensorStructure = "auto"
-    curvature: Kind = "ggn"
+    curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     low: float = 1e-6
     high: float = 1e8

@@ -11,7 +11,7 @@ from torch import Tensor
 from bnn_runner.base import Network, PrecisionProblem
 from bnn_runner.curvature.full import bytes_needed
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
-from bnn_runner.curvature.output_curvature import Kind, OutputCurvature
+from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind
 from bnn_runner.curvature.psd import Repairs, wide
 from bnn_runner.curvature.structures import Fit, Structure
 from bnn_runner.errors import UserError
@@ -36,7 +36,7 @@ class NetworkEvidence:
     """
 
     structure: TensorStructure = "auto"
-    curvature: Kind = "ggn"
+    curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     points: int | None = None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import Choice, Network, PrecisionProblem
-from bnn_runner.curvature.output_curvature import Kind
+from bnn_runner.curvature.output_curvature import OutputCurvatureKind
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.hyper.tied_precisions import tied
@@ -47,7 +47,7 @@ class Online:
     steps: int = 10
     lr: float = 0.1
     structure: TensorStructure = "kfac"
-    curvature: Kind = "ggn"
+    curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     points: int | None = None
     keep: Literal["best", "last"] = "best"

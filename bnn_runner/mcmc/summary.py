@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bnn_runner.mcmc.diagnostics import FEWEST, effective_draws, rhat
 from bnn_runner.mcmc.target import LogPosterior
-from bnn_runner.posteriors.function_spread import function_spread, spread_notes
+from bnn_runner.posteriors.function_diversity import diversity_notes, function_diversity
 
 RHAT_LIMIT = 1.1
 MOST_RHAT = 1000.0
@@ -31,7 +31,7 @@ def summarise(target: LogPosterior, weights: Tensor, x: Tensor, classes: bool, r
     medians. `remedy` ends the note on chains that have not mixed.
     """
     outputs = functions(target, weights, x)
-    spread = function_spread(outputs.flatten(0, 1), target.likelihood)
+    spread = function_diversity(outputs.flatten(0, 1), target.likelihood)
     values = (outputs.log_softmax(-1) if classes else outputs).flatten(2)
     mixing, effective = rhat(values).clamp_max(MOST_RHAT), effective_draws(values)
     found: dict[str, Any] = {
@@ -41,8 +41,8 @@ def summarise(target: LogPosterior, weights: Tensor, x: Tensor, classes: bool, r
         "rhat_median": _or_none(mixing.nanmedian()),
         "ess": _or_none(effective.nan_to_num(float("inf")).min()),
         "ess_median": _or_none(effective.nanmedian()),
-        "function_spread": spread,
-        "notes": spread_notes(
+        "function_diversity": spread,
+        "notes": diversity_notes(
             spread, target.likelihood, "the chains have", "Raise method.step, or the length of the chains."
         ),
     }

@@ -16,7 +16,7 @@ from bnn_runner.rng import derive_seed
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training.schedules import Schedule
 from bnn_runner.variational.fit import Annealing, Fit, Plan, run
-from bnn_runner.variational.kl import Complexity, GaussianPrior, ScaleMixture
+from bnn_runner.variational.kl import GaussianPrior, KLTerm, ScaleMixture
 from bnn_runner.variational.posterior import MeanField
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -147,7 +147,7 @@ class BBB:
         )
         return Fit(task, network, plan, seed)
 
-    def _complexity(self, network: Network, name: str) -> Complexity:
+    def _complexity(self, network: Network, name: str) -> KLTerm:
         if self.prior == "scale_mixture":
             return ScaleMixture(self.mixture_weight, self.sigma1, self.sigma2)
         precision = network.prior_precision[name]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import raise_all
-from bnn_runner.posteriors.noisy_network import NoisePosterior, check_spread
+from bnn_runner.posteriors.noisy_network import NoisePosterior, check_diversity
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training.noise_layers import Where, insert_noise, noise_widths, noisy_layers
 
@@ -110,14 +110,14 @@ class ConcreteDropout:
         raise_all(problems)
 
     @property
-    def rework(self) -> ConcreteNoise:
+    def noise_transform(self) -> ConcreteNoise:
         return ConcreteNoise(self.initial_rate, self.temperature, self.where)
 
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
         return []
 
     def needs(self) -> list[TrainingSpec]:
-        return [TrainingSpec(0, rework=self.rework)]
+        return [TrainingSpec(0, noise_transform=self.noise_transform)]
 
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> NoisePosterior:
         network = networks[0]
@@ -128,10 +128,10 @@ class ConcreteDropout:
             treatment[f"{name}.weight"] = "times a relaxed mask of its inputs at a learned rate"
             treatment[f"{name}.{LOGIT}"] = "learned rate (point estimate)"
         report: dict[str, Any] = {"rates": rates, "notes": [f"learned dropout rates: {_told(rates)}"]}
-        posterior = NoisePosterior(network, self.rework, report, treatment)
+        posterior = NoisePosterior(network, self.noise_transform, report, treatment)
         advice = (
             f"The rates that were learned are {_told(rates)}: fitting the data has left no noise. Train for fewer "
             "epochs (schedule.epochs), or take method=mc_dropout, whose rate is set."
         )
-        check_spread(posterior, task.train, advice)
+        check_diversity(posterior, task.train, advice)
         return posterior

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import RunFailed, UserError
-from bnn_runner.posteriors.networks import Networks, member_distances
+from bnn_runner.posteriors.networks import NetworkEnsemble, member_distances
 from bnn_runner.tasks import Task, TaskSpec
 
 
@@ -31,8 +31,8 @@ class Ensemble:
     def needs(self) -> list[TrainingSpec]:
         return [TrainingSpec(member) for member in range(self.size)]
 
-    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> Networks:
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> NetworkEnsemble:
         distance = member_distances(networks)
         if len(networks) > 1 and distance == 0.0:
             raise RunFailed("all ensemble members have the same weights: their seeds are not distinct")
-        return Networks(tuple(networks), {"members": len(networks), "member_distance": distance})
+        return NetworkEnsemble(tuple(networks), {"members": len(networks), "member_distance": distance})

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
-from bnn_runner.curvature.output_curvature import Kind
+from bnn_runner.curvature.output_curvature import OutputCurvatureKind
 from bnn_runner.curvature.parameter_subset import HeldKind
 from bnn_runner.curvature.structures import Structure
 from bnn_runner.errors import RunFailed, raise_all
@@ -37,7 +37,7 @@ class EnsembleLaplace:
     size: int = 5
     mixture: Literal["uniform", "validation"] = "uniform"
     structure: Structure | Literal["auto"] = "auto"
-    curvature: Kind = "ggn"
+    curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     sharing: Literal["expand", "reduce"] = "expand"
     bias: Literal["separate", "joint"] = "separate"

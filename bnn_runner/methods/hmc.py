@@ -18,7 +18,7 @@ from bnn_runner.mcmc.initialisation import Start, check_memory, refusals, starti
 from bnn_runner.mcmc.posterior import ChainPosterior, treatment
 from bnn_runner.mcmc.summary import summarise
 from bnn_runner.mcmc.target import LogPosterior
-from bnn_runner.posteriors.function_spread import probe_points
+from bnn_runner.posteriors.function_diversity import probe_points
 from bnn_runner.rng import derive_seed
 from bnn_runner.runtime.devices import thread_count
 from bnn_runner.runtime.torch_state import evaluation_mode

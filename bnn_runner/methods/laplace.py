@@ -12,7 +12,7 @@ from bnn_runner.base import FitContext, HyperRule, Network, Predictive, Training
 from bnn_runner.curvature.full import bytes_needed
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.curvature.low_rank import LowRankCurvature
-from bnn_runner.curvature.output_curvature import Kind, OutputCurvature, samples_problems
+from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind, samples_problems
 from bnn_runner.curvature.parameter_subset import Basis, HeldKind, basis
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.curvature.structures import Fit, Structure, rule_of
@@ -20,7 +20,7 @@ from bnn_runner.errors import raise_all
 from bnn_runner.laplace.evidence_point import Mode
 from bnn_runner.laplace.posterior import LinearisedLaplace, NetworkLaplace
 from bnn_runner.laplace.prior_family import family_problems
-from bnn_runner.laplace.select import decide
+from bnn_runner.laplace.select import select_precisions
 from bnn_runner.laplace.validation_score import network_validation_logliks, validation_logliks
 from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
@@ -49,7 +49,7 @@ class Laplace:
     """
 
     structure: Structure | Literal["auto"] = "auto"
-    curvature: Kind = "ggn"
+    curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     sharing: Literal["expand", "reduce"] = "expand"
     bias: Literal["separate", "joint"] = "separate"
@@ -148,7 +148,7 @@ class Laplace:
             treatment |= dict.fromkeys(group.members, rule_of(structure, jacobians, group))
 
         assert context.hyper is not None
-        made = decide(
+        made = select_precisions(
             task,
             jacobians,
             chosen,

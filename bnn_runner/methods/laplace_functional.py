@@ -10,9 +10,9 @@ import torch
 
 from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.curvature.full import FullCurvature
-from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
-from bnn_runner.curvature.output_curvature import Kind, OutputCurvature, samples_problems
+from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind, samples_problems
 from bnn_runner.curvature.parameter_subset import HeldKind, basis
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import RunFailed, raise_all
@@ -26,7 +26,7 @@ from bnn_runner.laplace.functional import (
 )
 from bnn_runner.laplace.posterior import LinearisedLaplace
 from bnn_runner.laplace.prior_family import noise_of
-from bnn_runner.laplace.select import decide
+from bnn_runner.laplace.select import select_precisions
 from bnn_runner.rng import generator
 from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
@@ -50,7 +50,7 @@ class LaplaceFunctional:
     points: int | None = None
     features: int = 50
     pivots: int = 1000
-    curvature: Kind = "ggn"
+    curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     weights: Literal["all", "last_layer"] = "all"
     hold: tuple[HeldKind, ...] = ()
@@ -110,7 +110,7 @@ class LaplaceFunctional:
         jacobians = Jacobians(network, chosen.names)
         jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
         output_curvature = OutputCurvature(self.curvature, self.fisher_samples, context.seed)
-        rows = TrainingRows.of(task, jacobians, output_curvature, context.progress, repairs)
+        rows = GGNOperator.of(task, jacobians, output_curvature, context.progress, repairs)
         exact = self.form == "exact" or (self.form == "auto" and len(rows) * rows.columns <= EXACT_ROWS and rows.keeps)
         if not exact and family_of(context.hyper) != "isotropic":
             raise RunFailed(
@@ -119,7 +119,7 @@ class LaplaceFunctional:
                 "or method.points=... with fewer points."
             )
         curvature = self._exact(rows, repairs) if exact else self._nystrom(task, rows, repairs, context)
-        made = decide(task, jacobians, chosen, curvature, context.hyper, repairs)
+        made = select_precisions(task, jacobians, chosen, curvature, context.hyper, repairs)
         facts: dict[str, Any] = {"structure": "functional", "form": "exact" if exact else "nystrom"}
         facts |= {"fit_points": len(task.train), "output_curvature": self.curvature}
         notes = list(made.notes)
@@ -148,7 +148,7 @@ class LaplaceFunctional:
             treatment=chosen.treatment | dict.fromkeys(jacobians.names, rule),
         )
 
-    def _exact(self, rows: TrainingRows, repairs: Repairs) -> DualCurvature:
+    def _exact(self, rows: GGNOperator, repairs: Repairs) -> DualCurvature:
         if not rows.keeps:
             raise RunFailed(
                 f"the exact form keeps {len(rows) * rows.columns:,} rows of {rows.size:,} weights, about "
@@ -160,9 +160,9 @@ class LaplaceFunctional:
         dtype = rows.jacobians.network.parameters[rows.jacobians.names[0]].dtype
         return DualCurvature(FullCurvature(batch.kept.flatten(0, 1), None, rows.jacobians.sizes(), dtype, repairs))
 
-    def _nystrom(self, task: Task, rows: TrainingRows, repairs: Repairs, context: FitContext) -> NystromCurvature:
+    def _nystrom(self, task: Task, rows: GGNOperator, repairs: Repairs, context: FitContext) -> NystromCurvature:
         chosen = torch.randperm(len(rows), generator=generator(context.seed, "pivots"))[: self.pivots]
         subset = replace(task, train=task.train.subset(chosen.sort().values))
-        pivots = TrainingRows.of(subset, rows.jacobians, PlainOutputs(), context.progress, repairs)
+        pivots = GGNOperator.of(subset, rows.jacobians, PlainOutputs(), context.progress, repairs)
         dtype = rows.jacobians.network.parameters[rows.jacobians.names[0]].dtype
         return NystromCurvature(pivots, rows, self.features, dtype, repairs)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
-from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
-from bnn_runner.curvature.output_curvature import Kind, OutputCurvature, samples_problems
+from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind, samples_problems
 from bnn_runner.curvature.parameter_subset import HeldKind, basis
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import raise_all
@@ -23,7 +23,7 @@ from bnn_runner.laplace.log_det import Spectrum
 from bnn_runner.laplace.posterior import SampledLaplace
 from bnn_runner.laplace.prior_family import noise_of
 from bnn_runner.laplace.sampled import SampledCurvature
-from bnn_runner.laplace.select import decide
+from bnn_runner.laplace.select import select_precisions
 from bnn_runner.laplace.solvers import ConjugateGradients, Descent, Objective, Solver
 from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
@@ -48,7 +48,7 @@ class LaplaceSampled:
     evidence; probes=0 leaves the evidence out.
     """
 
-    curvature: Kind = "ggn"
+    curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     weights: Literal["all", "last_layer"] = "all"
     hold: tuple[HeldKind, ...] = ()
@@ -148,12 +148,12 @@ class LaplaceSampled:
         jacobians.learn_shapes(few[:CHECKED_POINTS])
         repairs = Repairs()
         output_curvature = OutputCurvature(self.curvature, self.fisher_samples, context.seed)
-        rows = TrainingRows.of(task, jacobians, output_curvature, context.progress, repairs)
+        rows = GGNOperator.of(task, jacobians, output_curvature, context.progress, repairs)
         solver = self._solver(rows)
         spectrum = Spectrum(rows, context.seed, self.probes, self.lanczos_steps) if self.probes else None
         dtype = network.parameters[jacobians.names[0]].dtype
         plain = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
-        made = decide(
+        made = select_precisions(
             task, jacobians, chosen, plain, context.hyper, repairs,
             self.mode, self.tangent_tolerance, self.tangent_passes, context.progress,
         )  # fmt: skip
@@ -193,7 +193,7 @@ class LaplaceSampled:
         treatment = chosen.treatment | dict.fromkeys(jacobians.names, "full curvature, by sampling")
         return SampledLaplace(jacobians, made.gaussian, network.likelihood, report, treatment)
 
-    def _solver(self, rows: TrainingRows) -> Solver:
+    def _solver(self, rows: GGNOperator) -> Solver:
         cg = self.solver == "cg" or (self.solver == "auto" and (rows.keeps or len(rows) <= CG_UP_TO))
         if cg:
             return ConjugateGradients(self.tolerance, self.passes)

@@ -11,7 +11,7 @@ import torch
 from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.curvature.blocks import BlockCurvature
 from bnn_runner.curvature.jacobians import Jacobians
-from bnn_runner.curvature.output_curvature import Kind
+from bnn_runner.curvature.output_curvature import OutputCurvatureKind
 from bnn_runner.curvature.parameter_subset import Basis
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.curvature.subnetwork import Chosen, Select, candidate_names, choose
@@ -38,7 +38,7 @@ class LaplaceSubnetwork:
     select: Select = "largest_variance"
     modules: tuple[str, ...] = ()
     structure: Literal["full", "diag"] = "full"
-    curvature: Kind = "ggn"
+    curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
     mode: Mode = "network"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
-from bnn_runner.posteriors.networks import Networks
+from bnn_runner.posteriors.networks import NetworkEnsemble
 from bnn_runner.tasks import Task, TaskSpec
 
 
@@ -25,5 +25,5 @@ class MAP:
     def needs(self) -> list[TrainingSpec]:
         return [TrainingSpec(0)]
 
-    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> Networks:
-        return Networks((networks[0],))
+    def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> NetworkEnsemble:
+        return NetworkEnsemble((networks[0],))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.models.likelihoods import Gaussian
-from bnn_runner.posteriors.noisy_network import NoisePosterior, check_spread
+from bnn_runner.posteriors.noisy_network import NoisePosterior, check_diversity
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training.noise_layers import Where, insert_noise, noisy_layers
 
@@ -104,7 +104,7 @@ class MCDropout:
         raise_all(problems)
 
     @property
-    def rework(self) -> DropoutNoise:
+    def noise_transform(self) -> DropoutNoise:
         return DropoutNoise(self.rate, self.kind, self.where)
 
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
@@ -120,18 +120,18 @@ class MCDropout:
         return []
 
     def needs(self) -> list[TrainingSpec]:
-        return [TrainingSpec(0, rework=self.rework)]
+        return [TrainingSpec(0, noise_transform=self.noise_transform)]
 
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> NoisePosterior:
         network = networks[0]
         names = noisy_layers(network.module, self.where)
-        rates = dict(zip(names, self.rework.rates(len(names)), strict=True))
+        rates = dict(zip(names, self.noise_transform.rates(len(names)), strict=True))
         treatment = dict.fromkeys(network.parameters, "point estimate")
         for name, p in rates.items():
             factor = "mask of its inputs" if self.kind == "bernoulli" else "Gaussian noise on its inputs"
             treatment[f"{name}.weight"] = f"times the {factor}, rate {p:g}; prior precision divided by {1 - p:g}"
-        posterior = NoisePosterior(network, self.rework, {"noisy_layers": len(names)}, treatment)
-        check_spread(posterior, task.train, "Raise method.rate, or choose another network or method.where=all.")
+        posterior = NoisePosterior(network, self.noise_transform, {"noisy_layers": len(names)}, treatment)
+        check_diversity(posterior, task.train, "Raise method.rate, or choose another network or method.where=all.")
         return self._with_chosen_noise(posterior, task, context) if self.noise == "validation" else posterior
 
     def _with_chosen_noise(self, posterior: NoisePosterior, task: Task, context: FitContext) -> NoisePosterior:

@@ -15,7 +15,7 @@ from bnn_runner.base import FitContext, HyperRule, Likelihood, Network, Predicti
 from bnn_runner.curvature.sharpness import sharpness
 from bnn_runner.errors import raise_all
 from bnn_runner.posteriors.batchnorm import CleanInputs, batchnorm_layers, recomputed
-from bnn_runner.posteriors.function_spread import function_spread, probe_points, spread_notes
+from bnn_runner.posteriors.function_diversity import diversity_notes, function_diversity, probe_points
 from bnn_runner.posteriors.networks import NetworkDraws, stacked_noise
 from bnn_runner.posteriors.swag_moments import PathMoments, Phase, collect
 from bnn_runner.rng import generator
@@ -195,7 +195,7 @@ class SWAG:
         treatment = dict.fromkeys(networks[0].parameters, f"{rule}, covariance times {scale:g}")
         posterior = SWAGPosterior(tuple(networks), members, scale, clean, report, treatment)
         x = probe_points(task.test, next(iter(networks[0].parameters.values())).dtype)
-        spread = function_spread(posterior.draws(SPREAD_DRAWS, context.seed)(x), posterior.likelihood)
+        spread = function_diversity(posterior.draws(SPREAD_DRAWS, context.seed)(x), posterior.likelihood)
         advice = "Raise method.lr, or lower schedule.batch_size, whose noise moves the path."
-        notes += spread_notes(spread, posterior.likelihood, "the path of SGD has", advice)
-        return replace(posterior, report={**report, "function_spread": spread, "notes": notes})
+        notes += diversity_notes(spread, posterior.likelihood, "the path of SGD has", advice)
+        return replace(posterior, report={**report, "function_diversity": spread, "notes": notes})

@@ -51,7 +51,7 @@ class NetworkDraws:
 
 
 @dataclass(frozen=True)
-class Networks:
+class NetworkEnsemble:
     """A finite posterior of M equally weighted networks."""
 
     networks: tuple[Network, ...]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from bnn_runner.base import Likelihood, Network, Rework
+from bnn_runner.base import Likelihood, Network, NoiseTransform
 from bnn_runner.errors import RunFailed
 from bnn_runner.rng import generator
 from bnn_runner.runtime.torch_state import evaluation_mode
@@ -72,7 +72,7 @@ class NoisePosterior:
     """q(w) = the trained weights times the noise that `rework` samples; its centre is the network without noise."""
 
     network: Network
-    rework: Rework
+    noise_transform: NoiseTransform
     report: Mapping[str, Any] = field(default_factory=dict)
     treatment: Mapping[str, str] = field(default_factory=dict)
     finite: bool = False
@@ -83,7 +83,7 @@ class NoisePosterior:
 
     def draws(self, num_draws: int, seed: int) -> NoiseDraws:
         widths = list(noise_widths(self.network.module).values())
-        rows = [self.rework.sample(1, widths, generator(seed, "dropout", s)) for s in range(num_draws)]
+        rows = [self.noise_transform.sample(1, widths, generator(seed, "dropout", s)) for s in range(num_draws)]
         like = next(iter(self.network.parameters.values()))
         return NoiseDraws(self.network, torch.cat(rows).to(like.device, like.dtype))
 
@@ -92,7 +92,7 @@ class NoisePosterior:
         return self.network(x)
 
 
-def check_spread(posterior: NoisePosterior, split: Split, advice: str) -> None:
+def check_diversity(posterior: NoisePosterior, split: Split, advice: str) -> None:
     """Raise `RunFailed` when draws coincide on the first points of `split`: then there is no posterior.
 
     A low rate changes few draws. So many are looked at that one in a hundred which differs is not missed.

@@ -22,9 +22,9 @@ from bnn_runner.rng import derive_seed
 from bnn_runner.runtime.files import write_torch
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training.augmentation import Unchanged
-from bnn_runner.training.engine import CHECKPOINT_SECONDS, Group
+from bnn_runner.training.engine import CHECKPOINT_SECONDS, LaneTrainer
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 
 DIVERGED_NATS = 100.0
 """A batch that is worse than the best one so far by more than this many nats a point tells of diverged weights."""
@@ -124,11 +124,11 @@ def _noise_of(network: Network) -> NoiseRule:
     return NoiseRule(form="natural") if isinstance(network.likelihood, Natural) else NoiseRule("fixed", 1.0)
 
 
-def _group(task: Task, members: Sequence[tuple[int, Network]], phase: Phase, context: FitContext) -> Group:
+def _group(task: Task, members: Sequence[tuple[int, Network]], phase: Phase, context: FitContext) -> LaneTrainer:
     """The training engine at the networks' weights, with the phase as its schedule."""
     networks = [network for _, network in members]
     like = next(iter(networks[0].parameters.values()))
-    recipe = Recipe(
+    config = TrainingConfig(
         model=_Same(networks[0]),
         schedule=Schedule(
             "sgd",
@@ -145,7 +145,7 @@ def _group(task: Task, members: Sequence[tuple[int, Network]], phase: Phase, con
         augment=context.augment or Unchanged(),
     )
     lanes = [Lane(task, derive_seed(context.seed, "swag", i)) for i, _ in members]
-    group = Group(recipe, lanes, like.device)
+    group = LaneTrainer(config, lanes, like.device)
     state = group.state
     with torch.no_grad():
         for name, p in state.parameters.items():
@@ -159,7 +159,7 @@ def _group(task: Task, members: Sequence[tuple[int, Network]], phase: Phase, con
 
 
 def _run(
-    group: Group, moments: PathMoments, phase: Phase, context: FitContext, done: Sequence[PathMoments], parts: int
+    group: LaneTrainer, moments: PathMoments, phase: Phase, context: FitContext, done: Sequence[PathMoments], parts: int
 ) -> None:
     """Train one part to the end of the phase and collect on the way."""
     state, per_epoch = group.state, len(group.bounds)

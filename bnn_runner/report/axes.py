@@ -11,7 +11,7 @@ from bnn_runner.report.filters import OWN, group_text, known_fields
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import ABSENT, Group, by_size
 from bnn_runner.report.numbers import Summary
-from bnn_runner.report.read_cells import Cell
+from bnn_runner.report.read_cells import CellRecord
 from bnn_runner.report.render import header
 from bnn_runner.report.tables import Row, Table, row_of
 
@@ -86,11 +86,11 @@ def differing(a: Group, b: Group) -> list[str]:
     for name in sorted({*one, *two}):
         if one.get(name, ABSENT) != two.get(name, ABSENT) and name.split(".", 1)[0] not in covered:
             found.append(name)
-    found += ["recipe"] if a.key.recipe != b.key.recipe else []
+    found += ["results_version"] if a.key.results_version != b.key.results_version else []
     return found + (["shortened by the time limit"] if a.key.shortened != b.key.shortened else [])
 
 
-def _cells(group: Group) -> list[Cell]:
+def _cells(group: Group) -> list[CellRecord]:
     return [*group.done.values(), *group.others]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from bnn_runner.report.read_cells import Cell
+from bnn_runner.report.read_cells import CellRecord
 from bnn_runner.report.tables import Row, Table
 
 
@@ -17,7 +17,7 @@ def missing_commands(table: Table) -> list[str]:
 
 def with_words(row: Row, changes: Mapping[str, str]) -> str:
     """The command of one of the row's cells with other values, a sweep where one is a list; empty if none is kept."""
-    cells: Sequence[Cell] = (*row.group.others, *row.group.done.values())
+    cells: Sequence[CellRecord] = (*row.group.others, *row.group.done.values())
     command = next(filter(None, map(_command, cells)), "")
     if not command:
         return ""
@@ -26,7 +26,7 @@ def with_words(row: Row, changes: Mapping[str, str]) -> str:
     return shlex.join([program, *many, *words, *(f"{name}={value}" for name, value in changes.items())])
 
 
-def _command(cell: Cell) -> str:
+def _command(cell: CellRecord) -> str:
     try:
         return (cell.path / "command.txt").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

@@ -11,7 +11,7 @@ from bnn_runner.errors import UserError
 from bnn_runner.report import style
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
-from bnn_runner.report.read_cells import Cell, ScoreRow
+from bnn_runner.report.read_cells import CellRecord, ScoreRow
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 TEST = Column("marginal_loglik")
@@ -83,7 +83,7 @@ def cost_figure(found: dict[str, list[Costed]], path: Path) -> Path:
     return style.save(figure, path)
 
 
-def _seconds(cell: Cell) -> dict[str, float]:
+def _seconds(cell: CellRecord) -> dict[str, float]:
     try:
         facts = json.loads((cell.path / "provenance.json").read_text(encoding="utf-8"))
         return {str(k): float(v) for k, v in facts["seconds"].items()}

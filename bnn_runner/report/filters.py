@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from bnn_runner.errors import UserError
 from bnn_runner.report.columns import unknown
 from bnn_runner.report.grouping import ABSENT, Group, value_text
-from bnn_runner.report.read_cells import Cell
+from bnn_runner.report.read_cells import CellRecord
 
 OWN = ("data", "model", "method", "seed", "kind")
 
 
-def field_text(cell: Cell, name: str) -> str | None:
+def field_text(cell: CellRecord, name: str) -> str | None:
     """What a cell says of `data`, `seed`, a choice (`schedule`) or a setting (`schedule.epochs`); None: nothing.
 
     A cell that stopped before it wrote its configuration knows only what its folder is called.
@@ -33,7 +33,7 @@ def group_text(group: Group, name: str) -> str:
     return "/".join(found) or ABSENT
 
 
-def known_fields(cells: Iterable[Cell]) -> set[str]:
+def known_fields(cells: Iterable[CellRecord]) -> set[str]:
     """Every name that `field_text` knows for one of the cells."""
     return set(OWN).union(*({*c.choices, *c.config} for c in cells)) - {"metric"}
 
@@ -63,7 +63,7 @@ def parse_filters(words: Sequence[str], option: str) -> list[Filter]:
     return found
 
 
-def select(cells: Sequence[Cell], filters: Sequence[Filter]) -> list[Cell]:
+def select(cells: Sequence[CellRecord], filters: Sequence[Filter]) -> list[CellRecord]:
     """The cells that pass every filter. Raises `UserError` for fields and values that no cell has."""
     problems = []
     chosen = list(cells)

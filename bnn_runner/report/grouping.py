@@ -1,6 +1,6 @@
 """Which cells belong to one row: only those that differ in nothing but the seed and in what changes no number.
 
-Every other field of the configuration, the code recipe, and whether a run was shortened, keeps rows apart;
+Every other field of the configuration, the results version, and whether a run was shortened, keeps rows apart;
 where such a field is what tells two shown rows apart, it becomes a column.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from bnn_runner.config.keys import list_of
 from bnn_runner.errors import UserError
-from bnn_runner.report.read_cells import Cell
+from bnn_runner.report.read_cells import CellRecord
 
 ABSENT = "—"
 _NUMBER = re.compile(r"((?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|\d+)", re.IGNORECASE)
@@ -61,7 +61,7 @@ class GroupKey:
     data: str
     model: str
     method: str
-    recipe: int | None
+    results_version: int | None
     shortened: bool
     settings: tuple[tuple[str, str], ...]
 
@@ -72,13 +72,13 @@ class GroupKey:
     @property
     def data_key(self) -> tuple[object, ...]:
         """Rows with the same one were scored on the same points, by the same code: these may be compared."""
-        return (self.data, self.recipe, tuple(s for s in self.settings if s[0].startswith("data.")))
+        return (self.data, self.results_version, tuple(s for s in self.settings if s[0].startswith("data.")))
 
 
-def key_of(cell: Cell) -> GroupKey:
+def key_of(cell: CellRecord) -> GroupKey:
     """The row of a cell whose configuration is known."""
     settings = tuple(sorted((f, value_text(v)) for f, v in cell.config.items() if not is_neutral(f)))
-    return GroupKey(cell.data, cell.model, cell.method, cell.recipe, cell.shortened is not None, settings)
+    return GroupKey(cell.data, cell.model, cell.method, cell.results_version, cell.shortened is not None, settings)
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,19 @@ class Group:
     """The cells of one row; `done` by seed, the others beside them."""
 
     key: GroupKey
-    done: Mapping[int, Cell]
-    others: tuple[Cell, ...]
+    done: Mapping[int, CellRecord]
+    others: tuple[CellRecord, ...]
 
 
-def group_cells(cells: Sequence[Cell]) -> tuple[list[Group], list[Cell]]:
+def group_cells(cells: Sequence[CellRecord]) -> tuple[list[Group], list[CellRecord]]:
     """Rows in order of data, model, method; and the cells that no row can be told for.
 
     A cell that stopped before it wrote its configuration joins the one row of its data, model and
     method where there is exactly one. Raises `UserError` for two finished cells of one row and seed.
     """
-    done: dict[GroupKey, dict[int, list[Cell]]] = defaultdict(lambda: defaultdict(list))
-    others: dict[GroupKey, list[Cell]] = defaultdict(list)
-    homeless: list[Cell] = []
+    done: dict[GroupKey, dict[int, list[CellRecord]]] = defaultdict(lambda: defaultdict(list))
+    others: dict[GroupKey, list[CellRecord]] = defaultdict(list)
+    homeless: list[CellRecord] = []
     for cell in cells:
         if cell.status == "done":
             done[key_of(cell)][cell.seed].append(cell)
@@ -110,19 +110,19 @@ def group_cells(cells: Sequence[Cell]) -> tuple[list[Group], list[Cell]]:
     _unshortened_first(done, others)
 
     keys = set(done) | set(others)
-    loose: list[Cell] = []
+    loose: list[CellRecord] = []
     for cell in homeless:
         rows = [k for k in keys if (k.data, k.model, k.method) == (cell.data, cell.model, cell.method)]
         if len(rows) == 1:
             others[rows[0]].append(cell)
         elif not rows and cell.status in ("failed", "cut"):
-            others[GroupKey(cell.data, cell.model, cell.method, cell.recipe, False, ())].append(cell)
+            others[GroupKey(cell.data, cell.model, cell.method, cell.results_version, False, ())].append(cell)
         else:
             loose.append(cell)
 
     def order(key: GroupKey) -> tuple[object, ...]:
         settings = tuple((field, by_size(text)) for field, text in key.settings)
-        return (key.data, key.model, key.method != "map", key.method, str(key.recipe), key.shortened, settings)
+        return (key.data, key.model, key.method != "map", key.method, str(key.results_version), key.shortened, settings)
 
     groups = [
         Group(key, {seed: found[0] for seed, found in sorted(done[key].items())}, tuple(others[key]))
@@ -131,7 +131,7 @@ def group_cells(cells: Sequence[Cell]) -> tuple[list[Group], list[Cell]]:
     return groups, loose
 
 
-def _refuse_duplicates(done: Mapping[GroupKey, Mapping[int, Sequence[Cell]]]) -> None:
+def _refuse_duplicates(done: Mapping[GroupKey, Mapping[int, Sequence[CellRecord]]]) -> None:
     problems = []
     for seeds in done.values():
         for seed, found in seeds.items():
@@ -146,13 +146,13 @@ def _refuse_duplicates(done: Mapping[GroupKey, Mapping[int, Sequence[Cell]]]) ->
 
 
 def _unshortened_first(
-    done: Mapping[GroupKey, Mapping[int, Sequence[Cell]]], others: dict[GroupKey, list[Cell]]
+    done: Mapping[GroupKey, Mapping[int, Sequence[CellRecord]]], others: dict[GroupKey, list[CellRecord]]
 ) -> None:
     """A failed or cut run does not know yet whether it would be shortened: it joins the row that has finished cells."""
     for key in list(others):
         if key in done:
             continue
-        twin = GroupKey(key.data, key.model, key.method, key.recipe, not key.shortened, key.settings)
+        twin = GroupKey(key.data, key.model, key.method, key.results_version, not key.shortened, key.settings)
         if twin in done:
             others[twin] = others.get(twin, []) + others.pop(key)
 
@@ -188,9 +188,9 @@ def telling_fields(groups: Sequence[Group]) -> dict[str, list[str]]:
         lacking = _differs([same_method[i] for i in kept], [str(name in values[i]) for i in kept])
         if lacking or _differs([within[i] for i in having], [texts[i] for i in having]):
             columns[name] = texts
-    recipes = [ABSENT if g.key.recipe is None else str(g.key.recipe) for g in groups]
-    if len(set(recipes) - {ABSENT}) > 1:
-        columns["recipe"] = recipes
+    versions_of_results = [ABSENT if g.key.results_version is None else str(g.key.results_version) for g in groups]
+    if len(set(versions_of_results) - {ABSENT}) > 1:
+        columns["results_version"] = versions_of_results
     return columns
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from bnn_runner.report.filters import Filter, field_text, parse_filters
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import Group, group_cells, telling_fields
-from bnn_runner.report.read_cells import Cell, ScoreRow
+from bnn_runner.report.read_cells import CellRecord, ScoreRow
 from bnn_runner.report.selection import chosen_cells
 from bnn_runner.report.tables import Entry, aggregate
 
@@ -80,7 +80,7 @@ def published(experiment: str) -> tuple[Published, ...]:
     return tuple(r for r in rows if r.experiment == experiment and r.status != RECALLED)
 
 
-def beside_published(cells: Sequence[Cell], experiment: str) -> Grid | None:
+def beside_published(cells: Sequence[CellRecord], experiment: str) -> Grid | None:
     """The table of an experiment's finished runs beside its published values; None where none is known or run.
 
     Runs that differ in a setting have lines of their own, except where the published rule chose among such settings
@@ -115,7 +115,7 @@ def beside_published(cells: Sequence[Cell], experiment: str) -> Grid | None:
     return Grid(f"{experiment}: beside the published values", heads, 7, ("ours",), tuple(lines), note)
 
 
-def values(cells: Sequence[Cell], quantity: str) -> list[float]:
+def values(cells: Sequence[CellRecord], quantity: str) -> list[float]:
     """A quantity of every cell that has it."""
     found = [_value(c, quantity) for c in cells]
     return [v for v in found if v is not None]
@@ -152,7 +152,7 @@ def outliers(ours: Sequence[float]) -> str:
     return f", mean carried by outliers (median {middle:.4g})" if far else ""
 
 
-def _compared(row: Published, cells: Sequence[Cell], setting: str) -> tuple[Line, str] | None:
+def _compared(row: Published, cells: Sequence[CellRecord], setting: str) -> tuple[Line, str] | None:
     ours = values(cells, row.quantity)
     if not ours:
         return None
@@ -190,7 +190,7 @@ def _line(row: Published, model: str, method: str, setting: str, told: str, show
     return Line(words, (entry,), len(ours))
 
 
-def _one(cells: Sequence[Cell], what: str) -> str:
+def _one(cells: Sequence[CellRecord], what: str) -> str:
     return "/".join(sorted({str(getattr(c, what)) for c in cells}))
 
 
@@ -199,7 +199,7 @@ def _text(group: Group, name: str) -> str | None:
     return field_text(cells[0], name) if cells else None
 
 
-def _value(cell: Cell, quantity: str) -> float | None:
+def _value(cell: CellRecord, quantity: str) -> float | None:
     top, _, bottom = quantity.partition(" / ")
     if bottom:
         a, b = _value(cell, top), _value(cell, bottom)

@@ -55,7 +55,7 @@ def _column(metric: str, split: str, tau: int | None, kappa: int | None) -> Colu
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellRecord:
     """One cell folder. What could not be read is empty, and `reason` says why.
 
     `reason` is the first line of FAILED or CUT, or what is damaged. `config` is the flattened
@@ -72,7 +72,7 @@ class Cell:
     hash: str = ""
     kind: str = ""
     version: str = ""
-    recipe: int | None = None
+    results_version: int | None = None
     shortened: Mapping[str, Any] | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -95,19 +95,19 @@ class Cell:
         return found
 
 
-def find_cells(output_dir: Path) -> list[Cell]:
+def find_cells(output_dir: Path) -> list[CellRecord]:
     """Every cell under `output_dir`/runs, in the order of their paths; empty where there is none."""
     folders = sorted(p for p in (output_dir / "runs").glob("*/*/*/*") if p.is_dir() and not p.name.startswith("."))
     # A folder that neither is called like a cell nor holds one is somebody's own and not our business.
     return [read_cell(p) for p in folders if _FOLDER_NAME.fullmatch(p.name) or (p / "cell.json").exists()]
 
 
-def read_cell(folder: Path) -> Cell:
+def read_cell(folder: Path) -> CellRecord:
     """One cell; never raises for what is in the folder."""
     data, model, method = folder.parts[-4:-1]
     match = _FOLDER_NAME.fullmatch(folder.name)
     if match is None:
-        return Cell(folder, "damaged", data, model, method, -1, reason="its folder is not called <seed>-<hash>")
+        return CellRecord(folder, "damaged", data, model, method, -1, reason="its folder is not called <seed>-<hash>")
     seed = int(match[1])
     status, reason = _status(folder)
     problems: list[str] = []
@@ -123,7 +123,7 @@ def read_cell(folder: Path) -> Cell:
             problems.append(f"metrics.csv cannot be read ({_first_line(str(error)) or type(error).__name__})")
     if problems:
         status, reason = "damaged", "; ".join(problems)
-    return Cell(
+    return CellRecord(
         folder,
         status,
         data,
@@ -134,7 +134,7 @@ def read_cell(folder: Path) -> Cell:
         hash=match[2],
         kind=str(facts.get("kind", "")),
         version=str(facts.get("version", "")),
-        recipe=facts.get("recipe"),
+        results_version=facts.get("results_version", facts.get("recipe")),
         shortened=facts.get("shortened") or None,
         choices={str(k): str(v) for k, v in _mapping(facts, "choices").items()},
         config=_mapping(facts, "config"),
@@ -192,7 +192,7 @@ def _read_facts(folder: Path, status: Status, problems: list[str]) -> dict[str, 
             problems.append(f"cell.json cannot be read ({_first_line(str(error))})")
         return {}
     if status == "done":
-        absent = [key for key in ("config", "recipe", "kind") if key not in facts]
+        absent = [key for key in ("config", "results_version", "kind") if key not in facts]
         if absent:
             problems.append(f"cell.json has no {', '.join(absent)}")
     return facts

@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from bnn_runner.report.columns import Column
-from bnn_runner.report.read_cells import Cell
+from bnn_runner.report.read_cells import CellRecord
 
 VALIDATION = Column("marginal_loglik", "val")
 
 
-def chosen_cells(cells: Sequence[Cell], experiment: str) -> tuple[list[Cell], str]:
+def chosen_cells(cells: Sequence[CellRecord], experiment: str) -> tuple[list[CellRecord], str]:
     """The cells that count, and the rule in words; all of them and no words where the experiment has no rule."""
     if experiment not in RULES:
         return list(cells), ""
@@ -19,9 +19,9 @@ def chosen_cells(cells: Sequence[Cell], experiment: str) -> tuple[list[Cell], st
     return choose(cells), words
 
 
-def best_of_each_seed(cells: Sequence[Cell]) -> list[Cell]:
+def best_of_each_seed(cells: Sequence[CellRecord]) -> list[CellRecord]:
     """Of each data set, network, method and seed the cell that is best on its validation part."""
-    best: dict[tuple[object, ...], Cell] = {}
+    best: dict[tuple[object, ...], CellRecord] = {}
     for cell in cells:
         key = (cell.data, cell.model, cell.method, cell.seed, cell.config.get("data.splits"))
         if key not in best or validation(cell) > validation(best[key]):
@@ -29,7 +29,7 @@ def best_of_each_seed(cells: Sequence[Cell]) -> list[Cell]:
     return list(best.values())
 
 
-def retrained(cells: Sequence[Cell]) -> list[Cell]:
+def retrained(cells: Sequence[CellRecord]) -> list[CellRecord]:
     """Of each data set the cells without a validation part, at the learning rate that is best on one, on average.
 
     Not the best of each split: under 0.1 a network's mean runs away on some splits and not on others, which a tenth
@@ -43,13 +43,13 @@ def retrained(cells: Sequence[Cell]) -> list[Cell]:
     return [c for c in cells if c.config["data.val_fraction"] == 0 and c.config["schedule.lr"] == best.get(c.data)]
 
 
-def validation(cell: Cell) -> float:
+def validation(cell: CellRecord) -> float:
     """Marginal log-likelihood of the validation part; −∞ where it is not scored."""
     score = cell.main_scores.get(VALIDATION)
     return float("-inf") if score is None else score.value
 
 
-Rule = Callable[[Sequence[Cell]], list[Cell]]
+Rule = Callable[[Sequence[CellRecord]], list[CellRecord]]
 RULES: dict[str, tuple[Rule, str]] = {
     "uci_mc_dropout": (best_of_each_seed, "Of each split the rate that is best on its validation part."),
     "uci_ensemble": (

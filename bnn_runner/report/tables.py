@@ -13,7 +13,7 @@ from statistics import quantiles
 
 from bnn_runner.report.columns import AT_DRAWS, Column, choose
 from bnn_runner.report.grouping import ABSENT, Group, group_cells, telling_fields
-from bnn_runner.report.read_cells import Cell, ScoreRow
+from bnn_runner.report.read_cells import CellRecord, ScoreRow
 
 NOT_CONVERGED = "†"
 SHORTENED = "‡"
@@ -107,7 +107,7 @@ class Table:
         return winners
 
 
-def build(cells: Sequence[Cell], metrics: str | None = None) -> Table:
+def build(cells: Sequence[CellRecord], metrics: str | None = None) -> Table:
     """The table of these cells.
 
     `metrics` as in `columns.choose`. Raises `UserError` for duplicated cells and unknown metrics.
@@ -208,7 +208,7 @@ def _separated_best(entries: Sequence[tuple[int, Entry]]) -> int | None:
     return winner if separated else None
 
 
-def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[Cell]) -> list[str]:
+def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[CellRecord]) -> list[str]:
     notes = []
     if any(e.marked for row in rows for e in row.entries.values()):
         notes.append(f"{NOT_CONVERGED} not converged in the number of draws: the value is biased, more draws move it.")
@@ -238,14 +238,18 @@ def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[Cell]
                     reasons_of[s.column].add(s.note)
     for column, reasons in reasons_of.items():
         notes += [f"n/a: {column.label}: {reason.rstrip('.')}." for reason in sorted(reasons)]
-    recipes = sorted({row.group.key.recipe for row in rows if row.group.key.recipe is not None})
-    if len(recipes) > 1:
-        old = ", ".join(str(r) for r in recipes[:-1])
-        notes.append(f"Rows of code recipe {old} are stale (the newest is {recipes[-1]}): do not compare them.")
+    versions_of_results = sorted(
+        {row.group.key.results_version for row in rows if row.group.key.results_version is not None}
+    )
+    if len(versions_of_results) > 1:
+        old = ", ".join(str(r) for r in versions_of_results[:-1])
+        notes.append(
+            f"Rows of results version {old} are stale (the newest is {versions_of_results[-1]}): do not compare them."
+        )
     return notes
 
 
-def _told(cell: Cell) -> str:
+def _told(cell: CellRecord) -> str:
     return f"{cell.status.upper()} {cell.name}: {cell.reason}"
 
 
@@ -259,10 +263,12 @@ def _shortening(row: Row) -> str:
     return told or "see its cell.json"
 
 
-def _provenance(cells: Sequence[Cell]) -> str:
+def _provenance(cells: Sequence[CellRecord]) -> str:
     count = {s: sum(c.status == s for c in cells) for s in ("done", "failed", "cut", "unfinished", "damaged")}
     told = ", ".join(f"{n} {status}" for status, n in count.items() if n)
     versions = ", ".join(sorted({c.version for c in cells if c.version})) or "unknown"
-    recipes = ", ".join(sorted({str(c.recipe) for c in cells if c.recipe is not None})) or "unknown"
+    versions_of_results = (
+        ", ".join(sorted({str(c.results_version) for c in cells if c.results_version is not None})) or "unknown"
+    )
     cells_word = "cell" if len(cells) == 1 else "cells"
-    return f"{len(cells)} {cells_word} ({told}); bnn_runner {versions}; code recipe {recipes}."
+    return f"{len(cells)} {cells_word} ({told}); bnn_runner {versions}; results version {versions_of_results}."

@@ -11,103 +11,108 @@ from omegaconf import OmegaConf
 
 from bnn_runner._version import __version__
 from bnn_runner.base import FitContext, Network, Posterior
-from bnn_runner.config.keys import RECIPE
+from bnn_runner.config.keys import RESULTS_VERSION
 from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation import io as evaluation_store
 from bnn_runner.evaluation.evaluate import evaluate
 from bnn_runner.evaluation.temperature import Calibration, fit_temperature
 from bnn_runner.hyper.training_rule import told
-from bnn_runner.loggers.finished import tell
+from bnn_runner.loggers.finished import log_finished
 from bnn_runner.posteriors import io as posterior_store
 from bnn_runner.rng import derive_seed, generator
 from bnn_runner.runs.cell import headline, write_description
 from bnn_runner.runs.citations import bibliography
 from bnn_runner.runs.figures import draw_figures, redraw_figures
-from bnn_runner.runs.messages import tell_given
+from bnn_runner.runs.messages import report_pretrained
 from bnn_runner.runs.provenance import collect
-from bnn_runner.runs.session import Session, Work
+from bnn_runner.runs.session import CellRun, Session
 from bnn_runner.runtime.files import clear_unfinished, write_json, write_text
 from bnn_runner.scoring import Evaluation, Score
 from bnn_runner.tasks import Task
-from bnn_runner.training.provider import Workplan
+from bnn_runner.training.provider import NetworkProvider
 
 
-def begin(work: Work, session: Session) -> None:
+def begin(cell_run: CellRun, session: Session) -> None:
     """Make the folder and say what the cell is, before anything can fail; a cell that is done by now is left alone."""
-    cell = work.cell
-    if cell.status() == "done" and not work.experiment.settings.force:
+    cell = cell_run.cell
+    if cell.status() == "done" and not cell_run.experiment.settings.force:
         return
     known = cell.facts()
-    if known and (known.get("recipe"), known.get("fingerprint")) != (RECIPE, work.task.fingerprint):
+    if known and (known.get("results_version"), known.get("fingerprint")) != (
+        RESULTS_VERSION,
+        cell_run.task.fingerprint,
+    ):
         cell.fit_checkpoint.unlink(missing_ok=True)  # of other data, or of other code
-    if work.attempt == 0:
-        work.attempt = 1 if cell.status() == "done" else int(known.get("attempts", 0)) + 1
+    if cell_run.attempt == 0:
+        cell_run.attempt = 1 if cell.status() == "done" else int(known.get("attempts", 0)) + 1
     cell.folder.mkdir(parents=True, exist_ok=True)
     cell.set_status("open", "")
-    write_description(cell, _facts(work, session))
-    write_text(cell.folder / "command.txt", work.command(session.budget) + "\n")
+    write_description(cell, _facts(cell_run, session))
+    write_text(cell.folder / "command.txt", cell_run.command(session.shortening) + "\n")
 
 
-def complete(work: Work, plan: Workplan, session: Session) -> None:
+def complete(cell_run: CellRun, plan: NetworkProvider, session: Session) -> None:
     """Fit, evaluate, score and write; DONE last. For who alone may write the cell."""
     console = session.console
-    clear_unfinished(work.cell.folder)
-    begin(work, session)
-    console.log = work.cell.folder / "log.txt"
+    clear_unfinished(cell_run.cell.folder)
+    begin(cell_run, session)
+    console.log = cell_run.cell.folder / "log.txt"
     try:
-        networks = [n for t in work.trainings if (n := plan.load(t)) is not None]
-        if len(networks) != len(work.trainings):
+        networks = [n for t in cell_run.trainings if (n := plan.load(t)) is not None]
+        if len(networks) != len(cell_run.trainings):
             raise RunFailed(
                 "a trained network vanished from the cache while the run went on. Run the same command again."
             )
-        given = tell_given(work, networks, session)
+        given = report_pretrained(cell_run, networks, session)
         history: list[Mapping[str, float]] = []
-        posterior = _fit(work, networks, session, history.append)
-        evaluation, calibration = _evaluate(work, posterior, session)
+        posterior = _fit(cell_run, networks, session, history.append)
+        evaluation, calibration = _evaluate(cell_run, posterior, session)
         session.stop.check("evaluation")
-        scores = score(work, evaluation)
-        _write(work, networks, posterior, evaluation, calibration, scores, given, history, session)
-        work.cell.finish()
-        if (trouble := tell(work.experiment.logger, work.cell.folder, work.cell.root)) is not None:
+        scores = score(cell_run, evaluation)
+        _write(cell_run, networks, posterior, evaluation, calibration, scores, given, history, session)
+        cell_run.cell.finish()
+        if (trouble := log_finished(cell_run.experiment.logger, cell_run.cell.folder, cell_run.cell.root)) is not None:
             console.say(f"note: {trouble}")
     finally:
         console.log = None
 
 
-def score(work: Work, evaluation: Evaluation) -> list[Score]:
+def score(cell_run: CellRun, evaluation: Evaluation) -> list[Score]:
     """Every metric of the experiment, from the evaluation alone."""
-    return [s for metric in work.experiment.metrics.values() for s in metric(evaluation, work.cell.seed)]
+    return [s for metric in cell_run.experiment.metrics.values() for s in metric(evaluation, cell_run.cell.seed)]
 
 
-def score_again(work: Work) -> bool:
+def score_again(cell_run: CellRun) -> bool:
     """Make the scores of a finished cell anew if other metrics are asked for; whether that was so."""
-    facts = work.cell.facts()
-    if facts.get("metrics_digest") == work.metrics_digest():
+    facts = cell_run.cell.facts()
+    if facts.get("metrics_digest") == cell_run.metrics_digest():
         return False
-    evaluation = evaluation_store.load(work.cell.folder)
-    scores = score(work, evaluation)
-    work.cell.write_scores(scores)
-    if work.experiment.settings.figures:
-        redraw_figures(work.cell.folder, work.task, evaluation, scores)
-    write_description(work.cell, facts | {"metrics_digest": work.metrics_digest(), "headline": headline(scores)})
+    evaluation = evaluation_store.load(cell_run.cell.folder)
+    scores = score(cell_run, evaluation)
+    cell_run.cell.write_scores(scores)
+    if cell_run.experiment.settings.figures:
+        redraw_figures(cell_run.cell.folder, cell_run.task, evaluation, scores)
+    write_description(
+        cell_run.cell, facts | {"metrics_digest": cell_run.metrics_digest(), "headline": headline(scores)}
+    )
     return True
 
 
 def _fit(
-    work: Work, networks: list[Network], session: Session, record: Callable[[Mapping[str, float]], None]
+    cell_run: CellRun, networks: list[Network], session: Session, record: Callable[[Mapping[str, float]], None]
 ) -> Posterior:
     context = FitContext(
-        seed=work.cell.seed,
-        hyper=work.experiment.hyper,
-        schedule=work.experiment.schedule,
-        checkpoint=work.cell.fit_checkpoint,
+        seed=cell_run.cell.seed,
+        hyper=cell_run.experiment.hyper,
+        schedule=cell_run.experiment.schedule,
+        checkpoint=cell_run.cell.fit_checkpoint,
         progress=session.step,
-        augment=work.experiment.augment,
-        noise_fixed=work.experiment.noise.noise == "fixed",
+        augment=cell_run.experiment.augment,
+        noise_fixed=cell_run.experiment.noise.noise == "fixed",
         record=record,
     )
-    with work.stages.stage("posterior", session.device):
-        posterior = work.experiment.method.fit(work.task, networks, context)
+    with cell_run.stages.stage("posterior", session.device):
+        posterior = cell_run.experiment.method.fit(cell_run.task, networks, context)
     for rule, names in by_rule(posterior.treatment).items():
         session.console.write_log(f"treatment: {rule}: {', '.join(names)}")
     return posterior
@@ -121,18 +126,18 @@ def by_rule(treatment: Mapping[str, str]) -> dict[str, list[str]]:
     return rules
 
 
-def _evaluate(work: Work, posterior: Posterior, session: Session) -> tuple[Evaluation, Calibration | None]:
-    settings = work.experiment.settings.eval
+def _evaluate(cell_run: CellRun, posterior: Posterior, session: Session) -> tuple[Evaluation, Calibration | None]:
+    settings = cell_run.experiment.settings.eval
     most = settings.max_ood if settings.max_ood is not None else 2**31
     shifted = settings.max_shift if settings.max_shift is not None else 2**31
-    task, predictive = _with_short_val(work.task, most, work.cell.seed), work.experiment.method.predictive
+    task, predictive = _with_short_val(cell_run.task, most, cell_run.cell.seed), cell_run.experiment.method.predictive
     size: dict[str, int] = {
         "num_draws": settings.num_draws,
-        "seed": derive_seed(work.cell.seed, "posterior"),
+        "seed": derive_seed(cell_run.cell.seed, "posterior"),
         "batch_size": settings.batch_size,
     }
     calibration = None
-    with work.stages.stage("evaluation", session.device):
+    with cell_run.stages.stage("evaluation", session.device):
         if settings.calibrate == "temperature":
             session.step("calibration", 0, 1)
             calibration = fit_temperature(task, posterior, predictive, **size)
@@ -158,9 +163,9 @@ def _with_short_val(task: Task, most: int, seed: int) -> Task:
     return replace(task, val=task.val.subset(chosen.sort().values))
 
 
-def _facts(work: Work, session: Session) -> dict[str, Any]:
+def _facts(cell_run: CellRun, session: Session) -> dict[str, Any]:
     """What cell.json says from the start; the finished cell adds report, notes and headline."""
-    cell, experiment = work.cell, work.experiment
+    cell, experiment = cell_run.cell, cell_run.experiment
     return {
         "data": cell.data,
         "model": cell.model,
@@ -168,20 +173,20 @@ def _facts(work: Work, session: Session) -> dict[str, Any]:
         "seed": cell.seed,
         "hash": cell.hash,
         "choices": {g: c for g, c in experiment.choices.items() if g != "hyper" or experiment.uses_hyper},
-        "recipe": RECIPE,
+        "results_version": RESULTS_VERSION,
         "version": __version__,
-        "kind": work.task.spec.kind,
-        "fingerprint": work.task.fingerprint,
-        "metrics_digest": work.metrics_digest(),
-        "attempts": work.attempt,
-        "shortened": session.budget.describe(),
-        "config": work.effective_config(),
-        "places": work.places(),
+        "kind": cell_run.task.spec.kind,
+        "fingerprint": cell_run.task.fingerprint,
+        "metrics_digest": cell_run.metrics_digest(),
+        "attempts": cell_run.attempt,
+        "shortened": session.shortening.describe(),
+        "config": cell_run.effective_config(),
+        "places": cell_run.places(),
     }
 
 
 def _write(
-    work: Work,
+    cell_run: CellRun,
     networks: list[Network],
     posterior: Posterior,
     evaluation: Evaluation,
@@ -191,20 +196,20 @@ def _write(
     history: Sequence[Mapping[str, float]],
     session: Session,
 ) -> None:
-    experiment, cell = work.experiment, work.cell
-    with work.stages.stage("writing", session.device):
+    experiment, cell = cell_run.experiment, cell_run.cell
+    with cell_run.stages.stage("writing", session.device):
         evaluation_store.save(evaluation, cell.folder)
         cell.write_scores(scores)
         cell.write_history([n.history for n in networks], history)
         cell.write_tuning([n.tuning for n in networks])
         write_text(cell.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(experiment.config)))
         write_text(
-            cell.folder / "citations.bib", bibliography(_components(work), str(posterior.report.get("structure")))
+            cell.folder / "citations.bib", bibliography(_components(cell_run), str(posterior.report.get("structure")))
         )
-        saved = _save_posterior(work, posterior, session) if experiment.settings.save_posterior else {}
+        saved = _save_posterior(cell_run, posterior, session) if experiment.settings.save_posterior else {}
         if experiment.settings.figures:
-            draw_figures(cell.folder, work.task, posterior, experiment, evaluation, scores, networks)
-    notes = [*work.task.notes, *experiment.notes, *work.notes, *evaluation.notes, *session.budget.notes()]
+            draw_figures(cell.folder, cell_run.task, posterior, experiment, evaluation, scores, networks)
+    notes = [*cell_run.task.notes, *experiment.notes, *cell_run.notes, *evaluation.notes, *session.shortening.notes()]
     report = dict(posterior.report)
     if (rule := experiment.training_rule) is not None:
         facts, told_of_training = told(rule, networks)
@@ -215,35 +220,35 @@ def _write(
     found: dict[str, Any] = {"report": report, "notes": notes, "headline": headline(scores), **saved}
     if given:
         found["given"] = list(given)
-    write_description(cell, _facts(work, session) | found)
-    provenance = collect(session.device, experiment.settings, session.threads, work.stages)
+    write_description(cell, _facts(cell_run, session) | found)
+    provenance = collect(session.device, experiment.settings, session.threads, cell_run.stages)
     provenance |= {
-        "training_keys": [t.key for t in work.trainings],
+        "training_keys": [t.key for t in cell_run.trainings],
         "training_seconds_when_trained": sum(n.seconds for n in networks),
         "parameters": networks[0].num_parameters if networks else 0,
-        "training_points": len(work.task.train),
-        "weight_decay_of_the_prior": _weight_decays(networks, len(work.task.train)),
+        "training_points": len(cell_run.task.train),
+        "weight_decay_of_the_prior": _weight_decays(networks, len(cell_run.task.train)),
         "treatment": dict(posterior.treatment),
         "repairs": dict(posterior.report.get("repairs", {})),
     }
     write_json(cell.folder / "provenance.json", provenance)
 
 
-def _save_posterior(work: Work, posterior: Posterior, session: Session) -> dict[str, bool]:
+def _save_posterior(cell_run: CellRun, posterior: Posterior, session: Session) -> dict[str, bool]:
     """Keep the posterior in the cell; one that cannot be kept says so in the row. For cell.json: whether it was."""
     try:
-        posterior_store.save(posterior, work.cell.folder, work.fingerprints())
+        posterior_store.save(posterior, cell_run.cell.folder, cell_run.fingerprints())
         return {"posterior_saved": True}
     except posterior_store.CannotBeSaved as error:
-        note = f"save_posterior: the posterior of method={work.cell.method} cannot be saved ({error})"
-        work.notes.append(note)
+        note = f"save_posterior: the posterior of method={cell_run.cell.method} cannot be saved ({error})"
+        cell_run.notes.append(note)
         session.console.say(f"note: {note}")
         return {"posterior_saved": False}
 
 
-def _components(work: Work) -> list[object]:
+def _components(cell_run: CellRun) -> list[object]:
     """The components that had a part in the cell, for its citations."""
-    experiment = work.experiment
+    experiment = cell_run.experiment
     used = [
         experiment.data,
         experiment.model,

@@ -11,79 +11,79 @@ from bnn_runner.base import Network
 from bnn_runner.report.console import score_table
 from bnn_runner.report.read_cells import read_scores
 from bnn_runner.rng import global_stream
-from bnn_runner.runs.session import Session, Work
+from bnn_runner.runs.session import CellRun, Session
 from bnn_runner.training.pretrained import try_on
-from bnn_runner.training.state import Recipe
+from bnn_runner.training.state import TrainingConfig
 
 
-def describe(work: Work, session: Session, recipe: Recipe) -> None:
+def describe_run(cell_run: CellRun, session: Session, config: TrainingConfig) -> None:
     """The task, the network, the method, the prior and the device, before anything runs."""
-    task, experiment, say = work.task, work.experiment, session.console.say
+    task, experiment, say = cell_run.task, cell_run.experiment, session.console.say
     sizes = f"{len(task.train):,} train, {len(task.val):,} validation, {len(task.test):,} test"
-    say(f"data={work.cell.data}: {task.spec.kind}, inputs {list(task.spec.input_shape)}, {sizes}")
+    say(f"data={cell_run.cell.data}: {task.spec.kind}, inputs {list(task.spec.input_shape)}, {sizes}")
     for note in task.notes:
         say(f"note: {note}")
     for name, reason in task.unavailable.items():
         say(f"out-of-distribution set {name}: not available ({reason})")
-    count = len(work.trainings)
+    count = len(cell_run.trainings)
     networks = "" if count == 1 else f" ({count} trained networks)"
     schedule = experiment.schedule
     trained = f"{schedule.epochs} epochs of {schedule.optimizer}"
     if experiment.given:
         trained = f"weights from {', '.join(g.path.name for g in experiment.given)}"
     say(
-        f"model={work.cell.model} method={work.cell.method}{networks}: {trained}, "
+        f"model={cell_run.cell.model} method={cell_run.cell.method}{networks}: {trained}, "
         f"device {session.device.type}, {session.threads} threads"
     )
-    say(f"prior={experiment.choices.get('prior')} {_decay(recipe, work)}")
+    say(f"prior={experiment.choices.get('prior')} {_decay(config, cell_run)}")
     if experiment.given:
         say(f"  (weight decay d of a training on these points is prior.precision = {len(task.train):,} d)")
 
 
-def _decay(recipe: Recipe, work: Work) -> str:
+def _decay(config: TrainingConfig, cell_run: CellRun) -> str:
     """The training prior's precisions λ and the weight decay λ/N that each amounts to."""
-    recipe = replace(recipe, rework=next((t.rework for t in work.trainings), None))
+    config = replace(config, noise_transform=next((t.noise_transform for t in cell_run.trainings), None))
     with global_stream(0, "skeleton"):
-        precisions = recipe.precisions(recipe.build(work.task.spec)).values()
-    low, high, points = min(precisions), max(precisions), max(len(work.task.train), 1)
+        precisions = config.precisions(config.build(cell_run.task.spec)).values()
+    low, high, points = min(precisions), max(precisions), max(len(cell_run.task.train), 1)
     if low == high:
         return f"precision {low:g}: weight decay {low / points:.3g}"
     return f"precisions {low:g} to {high:g} by tensor: weight decay {low / points:.3g} to {high / points:.3g}"
 
 
-def tell_given(work: Work, networks: Sequence[Network], session: Session) -> list[dict[str, Any]]:
+def report_pretrained(cell_run: CellRun, networks: Sequence[Network], session: Session) -> list[dict[str, Any]]:
     """Try each network trained elsewhere on this task, before anything is built on it; what cell.json says of it."""
-    experiment, say, found = work.experiment, session.console.say, []
+    experiment, say, found = cell_run.experiment, session.console.say, []
     for given, network in zip(experiment.given, networks, strict=False):
-        trial = try_on(network, work.task)
+        trial = try_on(network, cell_run.task)
         say(f"given network {given.path.name}: {network.num_parameters:,} parameters")
         for line in trial.lines():
             say(line)
         notes = [*given.notes, *trial.warnings]
-        if work.task.spec.kind == "regression" and experiment.noise.noise == "learned":
+        if cell_run.task.spec.kind == "regression" and experiment.noise.noise == "learned":
             notes.append(
                 "likelihood.noise=learned needs training: the noise of a given network is its residual standard "
                 "deviation on the training part"
             )
-        if any(t.rework is not None for t in work.trainings):
+        if any(t.noise_transform is not None for t in cell_run.trainings):
             notes.append(
                 "this method is meant for networks trained with its own noise; the given one is taken as it is"
             )
         for note in dict.fromkeys(notes):
             say(f"note: {note}")
-        work.notes += [n for n in notes if n not in work.notes]
+        cell_run.notes += [n for n in notes if n not in cell_run.notes]
         found.append({"file": str(given.path), "digest": given.digest, "parts": trial.parts})
     return found
 
 
-def show_scores(work: Work, session: Session) -> None:
+def show_scores(cell_run: CellRun, session: Session) -> None:
     """The finished cell's facts and table, and where everything lies."""
-    cell, say = work.cell, session.console.say
+    cell, say = cell_run.cell, session.console.say
     report = cell.facts().get("report", {})
     say()
     say(f"{cell.data} · {cell.model} · {cell.method} · seed {cell.seed}")
-    if session.budget.changes:
-        say(f"SHORTENED by time_limit: {session.budget.summary()}")
+    if session.shortening.changes:
+        say(f"SHORTENED by time_limit: {session.shortening.summary()}")
     if report.get("evidence_nats") is not None:
         say(evidence_line(report))
     for note in report.get("notes", []):
@@ -94,8 +94,8 @@ def show_scores(work: Work, session: Session) -> None:
     for picture in sorted((cell.folder / "figures").glob("*.png")):
         say(f"picture  {short(picture)}")
     say(f"cell     {short(cell.folder)}")
-    if work.stages.seconds:
-        for line in work.stages.told():
+    if cell_run.stages.seconds:
+        for line in cell_run.stages.told():
             say(line)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bnn_runner._version import __version__
-from bnn_runner.config.keys import RECIPE
+from bnn_runner.config.keys import RESULTS_VERSION
 from bnn_runner.config.settings import Settings
 
 _PACKAGES = (
@@ -118,7 +118,7 @@ def _peak_memory(device: torch.device) -> dict[str, float]:
 def collect(device: torch.device, settings: Settings, threads: int, stages: Stages) -> dict[str, Any]:
     """One mapping for provenance.json; the caller adds what only it knows."""
     return {
-        "recipe": RECIPE,
+        "results_version": RESULTS_VERSION,
         "versions": versions(),
         "git": git_state(Path(__file__).parents[1]),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from bnn_runner.config.keys import RECIPE, digest, flatten, list_of, metrics_digest
+from bnn_runner.config.keys import RESULTS_VERSION, digest, flatten, list_of, metrics_digest
 from bnn_runner.experiment import Experiment
 from bnn_runner.runs.cell import Cell, command_line
 from bnn_runner.runs.provenance import Stages
-from bnn_runner.runs.time_limit import Budget
+from bnn_runner.runs.time_limit import Shortening
 from bnn_runner.runtime.console import Console, Progress
 from bnn_runner.runtime.signals import StopRequest
 from bnn_runner.tasks import Task
@@ -27,7 +27,7 @@ class Session:
     console: Console
     progress: Progress
     stop: StopRequest
-    budget: Budget = field(default_factory=Budget)
+    shortening: Shortening = field(default_factory=Shortening)
 
     def step(self, stage: str, done: int, total: int) -> None:
         """Progress that is also the place where a posterior fit or an evaluation can be stopped."""
@@ -36,7 +36,7 @@ class Session:
 
 
 @dataclass
-class Work:
+class CellRun:
     """One cell on its way: its experiment (with the cell's own seed), task and needed trainings.
 
     What the `stages` cost and `notes` for the reader are gathered on the way. `attempt` counts how often the cell
@@ -71,16 +71,21 @@ class Work:
         """What a saved posterior belongs to: trained networks (their keys), data, and the way it was fitted."""
         fitted = {k: v for k, v in self.effective_config().items() if list_of(k) == "posterior"}
         networks = digest([t.key for t in self.trainings])
-        return {"networks": networks, "data": self.task.fingerprint, "method": digest(fitted), "recipe": str(RECIPE)}
+        return {
+            "networks": networks,
+            "data": self.task.fingerprint,
+            "method": digest(fitted),
+            "results_version": str(RESULTS_VERSION),
+        }
 
     def metrics_digest(self) -> str:
         """Changes when other metrics, or other settings of them, are asked for."""
         return metrics_digest(self.experiment.config)
 
-    def command(self, budget: Budget) -> str:
+    def command(self, shortening: Shortening) -> str:
         """The line that reproduces the cell: its overrides, its own seed, and what the time limit changed."""
-        skip = {"seed", "replicates", "time_limit", "plan_only", "retry_failed", "fail_fast", *budget.changes}
+        skip = {"seed", "replicates", "time_limit", "plan_only", "retry_failed", "fail_fast", *shortening.changes}
         words = [o for o in self.experiment.overrides if o.lstrip("+").partition("=")[0] not in skip]
-        words += [f"{key}={value}" for key, value in budget.changes.items()]
+        words += [f"{key}={value}" for key, value in shortening.changes.items()]
         words += [f"seed={self.cell.seed}", "time_limit=null"]
         return command_line(words, self.experiment.config_dir)

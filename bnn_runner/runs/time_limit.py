@@ -21,13 +21,13 @@ from bnn_runner.evaluation.evaluate import evaluate
 from bnn_runner.experiment import Experiment
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.hyper.training_rule import TuningState
-from bnn_runner.posteriors.networks import Networks
+from bnn_runner.posteriors.networks import NetworkEnsemble
 from bnn_runner.runtime.console import LONG_AFTER_SECONDS, duration
 from bnn_runner.runtime.files import write_json
 from bnn_runner.tasks import Task
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 
 AUTO_MINUTES_ON_CPU = 20.0
 EVALUATION_SHARE, FIT_SHARE, TRAINING_SHARE = 0.2, 0.25, 0.45
@@ -37,7 +37,7 @@ _PROBE_POINTS, _PROBE_SECONDS, _MOST_PROBE_POINTS, _UPDATE_POINTS = 32, 2.0, 102
 
 
 @dataclass(frozen=True)
-class Budget:
+class Shortening:
     """What the time limit changed: {dotted key: used}, and what was asked for."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def limit_seconds(time_limit: float | str | None, device: torch.device) -> float
 
 def estimate(
     experiment: Experiment,
-    recipe: Recipe,
+    config: TrainingConfig,
     tasks: Sequence[Task],
     missing: Sequence[Lane],
     scored_points: Sequence[int],
@@ -99,15 +99,15 @@ def estimate(
 
     `missing` are the trainings that the cache lacks; `scored_points` how many points each task evaluates.
     """
-    training = _training_seconds(recipe, missing, device)
+    training = _training_seconds(config, missing, device)
     points = sum(len(t.train) for t in tasks)
     if training < 20 and points + sum(scored_points) < 5000:
         return Cost(training, 0.0, 0.0)
-    _posterior_seconds(experiment, recipe, tasks[0], 8, device)  # the first call of anything is slower
+    _posterior_seconds(experiment, config, tasks[0], 8, device)  # the first call of anything is slower
     few = _PROBE_POINTS
-    first = _posterior_seconds(experiment, recipe, tasks[0], few, device)
+    first = _posterior_seconds(experiment, config, tasks[0], few, device)
     many = min(_MOST_PROBE_POINTS, max(2 * few, int(few * _PROBE_SECONDS / max(sum(first), 1e-6))))
-    second = _posterior_seconds(experiment, recipe, tasks[0], many, device)
+    second = _posterior_seconds(experiment, config, tasks[0], many, device)
     # Half the plain average is a floor: on a busy machine the difference of two times may come out as nothing.
     fit_slope, eval_slope = (max((second[i] - first[i]) / (many - few), 0.5 * second[i] / many) for i in (0, 1))
     fit = sum(first[0] + fit_slope * len(t.train) for t in tasks)
@@ -115,28 +115,28 @@ def estimate(
     return Cost(training, fit, evaluation, fit_slope, eval_slope)
 
 
-def _training_seconds(recipe: Recipe, missing: Sequence[Lane], device: torch.device) -> float:
+def _training_seconds(config: TrainingConfig, missing: Sequence[Lane], device: torch.device) -> float:
     """Of all trainings, grouped as they will be: those of equal size at once where they stack."""
     by_size: dict[int, list[Lane]] = {}
     for lane in missing:
         by_size.setdefault(len(lane.task.train), []).append(lane)
     total = 0.0
     for lanes in by_size.values():
-        group, times = Group(recipe, lanes, device), 1
+        group, times = LaneTrainer(config, lanes, device), 1
         if group.strategy == "loop":
-            group, times = Group(recipe, lanes[:1], device), len(lanes)
-        total += (group.step_seconds() * group.total_steps + _update_seconds(recipe, lanes[0], device)) * times
+            group, times = LaneTrainer(config, lanes[:1], device), len(lanes)
+        total += (group.step_seconds() * group.total_steps + _update_seconds(config, lanes[0], device)) * times
     return total
 
 
-def _update_seconds(recipe: Recipe, lane: Lane, device: torch.device) -> float:
+def _update_seconds(config: TrainingConfig, lane: Lane, device: torch.device) -> float:
     """Of all updates of the prior in one training, by a rule that acts there, judged from one on a few points."""
-    rule, schedule, points = recipe.rule, recipe.schedule, len(lane.task.train)
+    rule, schedule, points = config.rule, config.schedule, len(lane.task.train)
     if rule is None:
         return 0.0
     few = min(points, _UPDATE_POINTS)
     task = replace(lane.task, train=lane.task.train.subset(torch.arange(few)))
-    group = Group(recipe, [replace(lane, task=task)], device)
+    group = LaneTrainer(config, [replace(lane, task=task)], device)
     seconds = 0.0
     for _ in range(2):  # the first call of anything is slower
         begin = time.perf_counter()
@@ -148,7 +148,7 @@ def _update_seconds(recipe: Recipe, lane: Lane, device: torch.device) -> float:
 
 
 def _posterior_seconds(
-    experiment: Experiment, recipe: Recipe, task: Task, points: int, device: torch.device
+    experiment: Experiment, config: TrainingConfig, task: Task, points: int, device: torch.device
 ) -> tuple[float, float]:
     """Seconds to fit the posterior on `points` training points and to evaluate as many test points; initial weights."""
 
@@ -164,7 +164,7 @@ def _posterior_seconds(
     )
     networks: list[Network] = []
     for i, spec in enumerate(experiment.method.needs()):
-        group = Group(replace(recipe, rework=spec.rework), [Lane(small, i)], device)
+        group = LaneTrainer(replace(config, noise_transform=spec.noise_transform), [Lane(small, i)], device)
         networks.append(group.network(0))
     method = experiment.method
     if isinstance(method, Settles):
@@ -185,7 +185,7 @@ def _posterior_seconds(
     except _LongFit as long:
         # Its draws are networks, as far as their cost goes: some copies of one stand for them.
         fit, predictive, num_draws = long.seconds, "draws", min(num_draws, 8)
-        posterior, share = Networks((networks[0],) * num_draws, {}), settings.num_draws / num_draws
+        posterior, share = NetworkEnsemble((networks[0],) * num_draws, {}), settings.num_draws / num_draws
     middle = time.perf_counter()
     evaluate(small, posterior, predictive, num_draws, 0, settings.batch_size, max_ood=0)
     return fit, share * (time.perf_counter() - middle)
@@ -283,13 +283,14 @@ def remember(path: Path, changes: Mapping[str, Any]) -> None:
     write_json(path, dict(changes))
 
 
-def announce(cost: Cost, budget: Budget, command: str, say: Callable[[str], None]) -> None:
+def announce(cost: Cost, shortening: Shortening, command: str, say: Callable[[str], None]) -> None:
     """Say what the run costs and, where it is shortened, how, and how to have the whole of it."""
     if cost.total > LONG_AFTER_SECONDS:
         say(f"this run would take about {duration(cost.total)} here ({cost.told()})")
-        if not budget.changes and cost.total > 3600:
+        if not shortening.changes and cost.total > 3600:
             say(f"a smaller one that shows the same is the same command with time_limit={AUTO_MINUTES_ON_CPU:g}")
-    if budget.changes:
-        say(f"SHORTENED to fit time_limit={budget.limit_minutes:g} min: {budget.summary()}. Its rows are marked.")
+    if shortening.changes:
+        minutes = f"{shortening.limit_minutes:g} min"
+        say(f"SHORTENED to fit time_limit={minutes}: {shortening.summary()}. Its rows are marked.")
         say(f"the smaller experiment by itself:  {command}")
         say("the whole of it:  add time_limit=null (or run it on a GPU)")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from bnn_runner.errors import RunFailed, UserError
 
-OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
-def tell_mistakes(error: UserError, consequence: str) -> None:
+def print_errors(error: UserError, consequence: str) -> None:
     """Print every problem, numbered, on standard error."""
     count = len(error.problems)
     print(f"bnn-run: {count} mistake{'s' if count != 1 else ''}, {consequence}", file=sys.stderr)
@@ -26,7 +26,7 @@ def guarded(program: str, work: Callable[[], object]) -> int:
     except UserError as error:
         for problem in error.problems:
             print(f"{program}: {problem}", file=sys.stderr)
-        return MISTAKE
+        return USAGE_ERROR
     except RunFailed as error:
         print(f"{program}: {error}", file=sys.stderr)
         return FAILED

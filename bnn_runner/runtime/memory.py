@@ -1,6 +1,6 @@
-"""The memory that posteriors may take at once: a budget for the run, and what happens where it is not there.
+"""The memory that posteriors may take at once: a memory limit for the run, and what happens where it is not there.
 
-Chunks are sized so that a batch stays within the budget; matrices that do not fit it are refused
+Chunks are sized so that a batch stays within the memory limit; matrices that do not fit it are refused
 before they are made, and large ones are told of. Where memory runs out all the same, chunks are
 halved and the work is done again.
 """
@@ -21,17 +21,17 @@ from bnn_runner.errors import RunFailed
 _T = TypeVar("_T")
 
 LARGEST_BYTES = 4 * 2**30
-"""What matrices of one fit may take together where no budget is set."""
+"""What matrices of one fit may take together where no memory limit is set."""
 
 KEPT_BYTES = 2**30
-"""What a fit keeps between its passes over the data, at most: a quarter of the budget if that is less."""
+"""What a fit keeps between its passes over the data, at most: a quarter of the memory limit if that is less."""
 
 TOLD_BYTES = 2**29
 """Allocations from this size on are told of before they are made."""
 
 
 class TooLarge(RunFailed):
-    """What is asked for would take more memory than the budget."""
+    """What is asked for would take more memory than the memory limit."""
 
 
 def _say_nothing(text: str) -> None:
@@ -39,7 +39,7 @@ def _say_nothing(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class MemoryBudget:
+class MemoryLimit:
     """`gigabytes` (GiB) for a posterior's own arrays; None where the user set none. `say` tells a line to them."""
 
     gigabytes: float | None = None
@@ -56,13 +56,13 @@ class MemoryBudget:
         return min(KEPT_BYTES, self.most_bytes // 4)
 
     def floats(self, share: float) -> float:
-        """Numbers (of 4 bytes) in a share of the budget; without end where none is set."""
+        """Numbers (of 4 bytes) in a share of the memory limit; without end where none is set."""
         return math.inf if self.gigabytes is None else share * self.most_bytes / 4
 
     def reserve(self, what: str, needed: int, advice: str) -> None:
         """Tell of a large allocation of `needed` bytes before it is made.
 
-        Raises `TooLarge`, which gives the `advice`, where it is more than the budget.
+        Raises `TooLarge`, which gives the `advice`, where it is more than the memory limit.
         """
         size = f"{needed / 2**30:.2g} GiB" if needed < 10 * 2**30 else f"{needed / 2**30:,.0f} GiB"
         if needed > self.most_bytes:
@@ -74,23 +74,23 @@ class MemoryBudget:
             self.say(f"memory   {what}: about {size}")
 
 
-_UNLIMITED = MemoryBudget()
-_budget: ContextVar[MemoryBudget] = ContextVar("memory budget", default=_UNLIMITED)
+_UNLIMITED = MemoryLimit()
+_limit: ContextVar[MemoryLimit] = ContextVar("memory limit", default=_UNLIMITED)
 
 
-def budget() -> MemoryBudget:
-    """The budget in force."""
-    return _budget.get()
+def memory_limit() -> MemoryLimit:
+    """The memory limit in force."""
+    return _limit.get()
 
 
 @contextmanager
-def memory_budget(gigabytes: float | None, say: Callable[[str], None] = _say_nothing) -> Iterator[None]:
-    """`gigabytes` are the budget while the block runs."""
-    token = _budget.set(MemoryBudget(gigabytes, say))
+def limited_memory(gigabytes: float | None, say: Callable[[str], None] = _say_nothing) -> Iterator[None]:
+    """`gigabytes` are the memory limit while the block runs."""
+    token = _limit.set(MemoryLimit(gigabytes, say))
     try:
         yield
     finally:
-        _budget.reset(token)
+        _limit.reset(token)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -22,11 +22,11 @@ from omegaconf import DictConfig
 
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.runs.status import set_status, status_of
-from bnn_runner.runtime.exit_codes import tell_mistakes
+from bnn_runner.runtime.exit_codes import print_errors
 from bnn_runner.sweeps.allocator import keep_freed_memory
 from bnn_runner.sweeps.child_process import run_apart
 from bnn_runner.sweeps.plan import Loader
-from bnn_runner.sweeps.scratch_files import Handover, Member, read_outcomes, write_outcome
+from bnn_runner.sweeps.scratch_files import Member, SweepState, read_outcomes, write_outcome
 
 Outcome = dict[str, Any]
 
@@ -80,7 +80,7 @@ def carry_out(ticket: Ticket) -> int:
 def _outcomes(ticket: Ticket) -> tuple[list[Outcome], int]:
     """The outcomes of a job's members, and the signal that asked to stop (or 0)."""
     number, sweep = ticket.number, ticket.sweep
-    plan = Handover.read(sweep)
+    plan = SweepState.read(sweep)
     members = plan.groups[number] if plan is not None else [Member(number, ticket.overrides)]
     if plan is not None and plan.fail_fast and any(o["status"] in ("failed", "mistake") for o in read_outcomes(sweep)):
         skipped = {"status": "not run", "message": "another job failed (fail_fast=true)", "told": False}
@@ -196,7 +196,7 @@ def run_members(
             for d, o in zip(described, ended, strict=True)
         ]
     except UserError as error:
-        tell_mistakes(error, "this was not run")
+        print_errors(error, "this was not run")
         return all_of_them("mistake", error.problems[0] if error.problems else "", True, broken=True)
     except RunFailed as error:
         return all_of_them("failed", str(error), False, broken=True)

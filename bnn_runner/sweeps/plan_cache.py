@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bnn_runner._version import __version__
-from bnn_runner.config.keys import RECIPE, digest
+from bnn_runner.config.keys import RESULTS_VERSION, digest
 from bnn_runner.runs.status import facts_of, status_of
 from bnn_runner.runtime.files import write_json
 
@@ -40,7 +40,7 @@ class Entry:
             return False
         facts = facts_of(folder)
         kept = not self.save_posterior or "posterior_saved" in facts
-        return kept and facts.get("recipe") == RECIPE and facts.get("metrics_digest") == self.metrics
+        return kept and facts.get("results_version") == RESULTS_VERSION and facts.get("metrics_digest") == self.metrics
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def stamp(config_dirs: Iterable[Path], start: Path) -> str | None:
             if b"oc.env" in text:
                 return None
             total.update(f"{path.relative_to(folder)}\n{len(text)}\n".encode() + text)
-    return digest([total.hexdigest(), __version__, RECIPE, str(start), os.environ.get("BNN_DATA_DIR")])
+    return digest([total.hexdigest(), __version__, RESULTS_VERSION, str(start), os.environ.get("BNN_DATA_DIR")])
 
 
 def state_of(files: Iterable[str]) -> dict[str, list[int]]:

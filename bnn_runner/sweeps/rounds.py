@@ -21,7 +21,7 @@ from bnn_runner.errors import UserError
 from bnn_runner.sweeps.plan import Job, Plan, make_plan
 from bnn_runner.sweeps.plan_cache import Memory, stamp
 from bnn_runner.sweeps.plan_process import look_apart
-from bnn_runner.sweeps.scratch_files import Handover, Member, write_outcome
+from bnn_runner.sweeps.scratch_files import Member, SweepState, write_outcome
 
 OWN = ("plan_only", "retry_failed", "fail_fast", "objective")
 """Settings of a sweep, which its jobs do not hear of."""
@@ -33,7 +33,7 @@ class Rounds:
     def __init__(self, context: HydraContext, task_function: TaskFunction, config: DictConfig, max_lanes: int):
         self.config, self.max_lanes = config, max_lanes
         self.folder, self.start = Path(str(config.hydra.sweep.dir)), Path(str(config.hydra.runtime.cwd))
-        self.handover = Handover(0, fail_fast=bool(config.fail_fast), plan_only=bool(config.plan_only))
+        self.handover = SweepState(0, fail_fast=bool(config.fail_fast), plan_only=bool(config.plan_only))
         self._mistakes: list[dict[str, Any]] = []
         self._loader = context.config_loader
         self.launcher: Launcher = Plugins.instance().instantiate_launcher(

@@ -30,7 +30,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Handover:
+class SweepState:
     """A sweep's plan: how many jobs were asked and done; those left alone; the groups that are launched."""
 
     asked: int
@@ -44,7 +44,7 @@ class Handover:
         write_json(folder / PLAN, asdict(self))
 
     @classmethod
-    def read(cls, folder: Path) -> Handover | None:
+    def read(cls, folder: Path) -> SweepState | None:
         """The plan in a sweep's folder; None where another sweeper left none."""
         try:
             found = json.loads((folder / PLAN).read_text(encoding="utf-8"))

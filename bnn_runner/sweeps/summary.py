@@ -7,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, MISTAKE, OK
-from bnn_runner.sweeps.scratch_files import Handover, read_outcomes
+from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, OK, USAGE_ERROR
+from bnn_runner.sweeps.scratch_files import SweepState, read_outcomes
 
-_CODES = {"done": OK, "skipped": OK, "mistake": MISTAKE, "interrupted": INTERRUPTED}
+_CODES = {"done": OK, "skipped": OK, "mistake": USAGE_ERROR, "interrupted": INTERRUPTED}
 _ORDER = ("done", "done before", "skipped", "cut", "failed", "failed before", "interrupted", "not run", "no result")
 
 
@@ -25,12 +25,12 @@ def run_code(scratch: Path) -> int:
 
 def sum_up(scratch: Path, jobs: int) -> int:
     """The last words on a sweep of so many jobs: how many are done, and each other one's reason; the exit code."""
-    plan = Handover.read(scratch) or Handover(jobs)
+    plan = SweepState.read(scratch) or SweepState(jobs)
     outcomes = read_outcomes(scratch)
     ended = {o["number"] for o in outcomes}
     if plan.plan_only:
         print("plan_only=true: nothing was run", file=sys.stderr)
-        return MISTAKE if outcomes else OK
+        return USAGE_ERROR if outcomes else OK
     rows = [o | {"status": "failed" if o["status"] == "mistake" else o["status"]} for o in outcomes]
     lost = {"status": "no result", "message": f"it left none. A launcher's logs are below {scratch}"}
     rows += [m.described() | lost for group in plan.groups for m in group if m.number not in ended]
@@ -56,7 +56,7 @@ def sum_up(scratch: Path, jobs: int) -> int:
 
 def unfinished(scratch: Path) -> bool:
     """Whether a launched job left no outcome or was cut: a scheduler may run it again, and it needs the plan then."""
-    plan, outcomes = Handover.read(scratch), read_outcomes(scratch)
+    plan, outcomes = SweepState.read(scratch), read_outcomes(scratch)
     ended = {o["number"] for o in outcomes if o["status"] != "cut"}
     members = [] if plan is None or plan.plan_only else [m for group in plan.groups for m in group]
     return (scratch / ".submitit").exists() and any(m.number not in ended for m in members)
@@ -76,4 +76,4 @@ def _exit_code(outcomes: list[dict[str, Any]], bad: list[dict[str, Any]], lost: 
         return INTERRUPTED
     if lost or not {str(row["status"]) for row in bad} <= {"failed"} or statuses & {"failed", "cut"}:
         return FAILED
-    return MISTAKE if bad else OK
+    return USAGE_ERROR if bad else OK

@@ -25,7 +25,7 @@ from bnn_runner.rng import generator
 from bnn_runner.training.augmentation import Unchanged
 from bnn_runner.training.lanes import Forward, Strategy, Tensors, choose_strategy, concatenate, lane_forward, seconds_of
 from bnn_runner.training.noise_layers import StepNoise
-from bnn_runner.training.state import Lane, Recipe, initial_state, residual_log_noise
+from bnn_runner.training.state import Lane, TrainingConfig, initial_state, residual_log_noise
 
 Progress = Callable[[str, int, int], None]
 CHECKPOINT_SECONDS = 10.0
@@ -58,41 +58,41 @@ def _laid_out(grad: Tensor | None, parameter: Tensor) -> Tensor:
     return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)
 
 
-class Group:
+class LaneTrainer:
     """Lanes of equal shape that train together."""
 
-    def __init__(self, recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -> None:
+    def __init__(self, config: TrainingConfig, lanes: Sequence[Lane], device: torch.device) -> None:
         sizes = {len(lane.task.train) for lane in lanes}
         if len(sizes) != 1:
             raise ValueError(f"lanes of one group need equally many points, not {sorted(sizes)}")
         if sizes == {0}:
             raise UserError("the training part has no points left. Lower data.val_fraction or raise data.train_size.")
-        self.recipe, self.lanes, self.device = recipe, lanes, device
+        self.config, self.lanes, self.device = config, lanes, device
         self.num_points = sizes.pop()
-        self.bounds = batch_bounds(self.num_points, recipe.schedule.batch_size)
-        self.module, self.state = initial_state(recipe, lanes, device)
-        self.prior = recipe.precisions(self.module)
+        self.bounds = batch_bounds(self.num_points, config.schedule.batch_size)
+        self.module, self.state = initial_state(config, lanes, device)
+        self.prior = config.precisions(self.module)
         has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
         if has_batchnorm and min(b - a for a, b in self.bounds) < 2:
             raise UserError(
                 f"a training batch of one point cannot be batch-normalised ({self.num_points} training points, "
-                f"schedule.batch_size={recipe.schedule.batch_size}). Raise schedule.batch_size, or use another norm."
+                f"schedule.batch_size={config.schedule.batch_size}). Raise schedule.batch_size, or use another norm."
             )
         self._noise: StepNoise | None = None
-        if recipe.rework is not None:
+        if config.noise_transform is not None:
             largest = max(b - a for a, b in self.bounds)
-            self._noise = StepNoise(recipe.rework, self.module, [lane.seed for lane in lanes], largest, device)
+            self._noise = StepNoise(config.noise_transform, self.module, [lane.seed for lane in lanes], largest, device)
         self.data, self.offsets = concatenate([lane.task.train for lane in lanes])
         # A rule gives every lane a prior of its own, and may end their trainings at different steps.
-        stack = recipe.stack if recipe.rule is None else "never"
+        stack = config.stack if config.rule is None else "never"
         self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, stack, self._probe)
         self._drawn: tuple[int, Tensor, Tensor] | None = None
-        self._given_prior = recipe.prior.precisions(self.module)
+        self._given_prior = config.prior.precisions(self.module)
         self._moved = [t.detach() for t in self.state.trained]
 
     @cached_property
     def total_epochs(self) -> int:
-        rule, schedule = self.recipe.rule, self.recipe.schedule
+        rule, schedule = self.config.rule, self.config.schedule
         return schedule.epochs if rule is None else rule.epochs(schedule)
 
     @cached_property
@@ -100,14 +100,14 @@ class Group:
         return self.total_epochs * len(self.bounds)
 
     def _lr_at(self, step: int) -> float:
-        rule, schedule = self.recipe.rule, self.recipe.schedule
+        rule, schedule = self.config.rule, self.config.schedule
         per_epoch = len(self.bounds)
         return schedule.lr_at(step, per_epoch) if rule is None else rule.lr_at(schedule, step, per_epoch)
 
     def threads(self) -> int | None:
         """1 for a group so small that handing work to a second thread costs more than it saves; None: as set."""
         multiplications = sum(p.numel() for p in self.state.parameters.values()) * min(
-            self.recipe.schedule.batch_size, self.num_points
+            self.config.schedule.batch_size, self.num_points
         )
         return 1 if self.device.type == "cpu" and multiplications < SMALL_STEP else None
 
@@ -119,7 +119,7 @@ class Group:
     def _epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
         """Every lane's order of its points in an epoch, [L, N], and in turn what augmentation does, [L, N, F]."""
         if self._drawn is None or self._drawn[0] != epoch:
-            image, augment = self.lanes[0].task.spec.input_shape, self.recipe.augment
+            image, augment = self.lanes[0].task.spec.input_shape, self.config.augment
             orders, chosen = [], []
             for lane in self.lanes:
                 orders.append(torch.randperm(self.num_points, generator=generator(lane.seed, "order", epoch)))
@@ -134,7 +134,7 @@ class Group:
     def _probe(self, strategy: Strategy) -> float:
         """Seconds of a training step under a strategy: of one lane ("single") or of all."""
         lanes = self.lanes[:1] if strategy == "single" else self.lanes
-        return Group(replace(self.recipe, stack="always"), lanes, self.device).step_seconds()
+        return LaneTrainer(replace(self.config, stack="always"), lanes, self.device).step_seconds()
 
     def _nll(self, outputs: Tensor, y: Tensor | None, log_noise: Tensor | None) -> Tensor:
         """Mean −log p of each lane's batch, [L]."""
@@ -143,15 +143,15 @@ class Group:
             # The same in one call: a tenth of a small network's step.
             return nn.functional.cross_entropy(outputs.squeeze(0), y.squeeze(0)).unsqueeze(0)
         noise = torch.zeros(1, device=outputs.device) if log_noise is None else log_noise.unsqueeze(-2)
-        return -self.recipe.noise.likelihood(self.lanes[0].task.spec.kind, noise).log_prob(outputs, y).mean(-1)
+        return -self.config.noise.likelihood(self.lanes[0].task.spec.kind, noise).log_prob(outputs, y).mean(-1)
 
     def _outputs(self, x: Tensor, noise: Tensors) -> Tensor:
         """Network outputs [L, B, K] in the working dtype."""
-        if self.recipe.precision == "float32":
+        if self.config.precision == "float32":
             return self._forward(x, noise)
         with torch.autocast(self.device.type, torch.bfloat16):
             outputs = self._forward(x, noise)
-        return outputs.to(self.recipe.dtype)
+        return outputs.to(self.config.dtype)
 
     def resume(self, checkpoint: Path) -> int:
         """Go on from a checkpoint, if there is a sound one; the step it stands at (0: from the start)."""
@@ -232,7 +232,7 @@ class Group:
         if position + 1 < per_epoch:
             self.data.ahead(order[:, slice(*self.bounds[position + 1])])
         if chosen.shape[-1]:
-            x = self.recipe.augment(x.flatten(0, 1), chosen[:, begin:end].flatten(0, 1)).view(x.shape)
+            x = self.config.augment(x.flatten(0, 1), chosen[:, begin:end].flatten(0, 1)).view(x.shape)
         lr = self._lr_at(state.step)
         noise = {} if self._noise is None else self._noise.at(state.step, end - begin)
         nll = self._nll(self._outputs(x, noise), y, state.log_noise)
@@ -275,18 +275,18 @@ class Group:
 
     def _penalty(self) -> Tensor | None:
         """The rework's own part of the objective times N, [L]."""
-        if self.recipe.rework is None:
+        if self.config.noise_transform is None:
             return None
         leaves = self.state.parameters
         if self.strategy == "single":
             leaves = {n: p.unsqueeze(0) for n, p in self.module.named_parameters()}
-        return self.recipe.rework.penalty(leaves, self._given_prior)
+        return self.config.noise_transform.penalty(leaves, self._given_prior)
 
     def _add_decays(self, grads: Sequence[Tensor]) -> None:
         """The gradient of what in `_penalty` is quadratic, in place."""
-        if self.recipe.rework is None:
+        if self.config.noise_transform is None:
             return
-        decays = self.recipe.rework.decays(self.state.parameters, self._given_prior)
+        decays = self.config.noise_transform.decays(self.state.parameters, self._given_prior)
         for name, grad, moved in zip(self.state.parameters, grads, self._moved, strict=False):
             if name in decays:
                 grad.addcmul_(moved, decays[name].reshape(-1, *[1] * (moved.dim() - 1)), value=1 / self.num_points)
@@ -299,7 +299,7 @@ class Group:
         epoch = (step - 1) // len(self.bounds) + 1
         raise Diverged(
             f"the training loss became {float(nll[bad[0]])} at step {step} (epoch {epoch}). The weights have diverged. "
-            f"Lower schedule.lr (it is {self.recipe.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
+            f"Lower schedule.lr (it is {self.config.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
             bad,
         )
 
@@ -310,7 +310,7 @@ class Group:
         if not bool(finite.all()):
             raise Diverged(
                 f"the weights became infinite or NaN in the last update (step {self.state.step}). "
-                f"Lower schedule.lr (it is {self.recipe.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
+                f"Lower schedule.lr (it is {self.config.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
                 tuple(int(i) for i in (~finite).nonzero().flatten()),
             )
 
@@ -333,7 +333,7 @@ class Group:
 
     def _tune(self, epoch: int) -> None:
         """Let the rule, if there is one, change the prior after `epoch` epochs."""
-        rule, tuning, schedule = self.recipe.rule, self.state.tuning, self.recipe.schedule
+        rule, tuning, schedule = self.config.rule, self.state.tuning, self.config.schedule
         if rule is None or tuning is None or not rule.due(schedule, epoch):
             return
         lane = self.lanes[0]
@@ -373,13 +373,13 @@ class Group:
         }
         buffers = {n: b[i].clone() for n, b in state.buffers.items()}
         log_noise = None if state.log_noise is None else state.log_noise[i].detach().clone()
-        if log_noise is not None and self.recipe.noise.noise == "residual":
+        if log_noise is not None and self.config.noise.noise == "residual":
             log_noise = residual_log_noise(self.module, parameters | buffers, lane.task)
         return Network(
             module=self.module,
             parameters=parameters,
             buffers=buffers,
-            likelihood=self.recipe.noise.likelihood(lane.task.spec.kind, log_noise),
+            likelihood=self.config.noise.likelihood(lane.task.spec.kind, log_noise),
             prior_precision=dict(self.prior),
             key=lane.key,
             history=tuple(state.history[i]),

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import Rework
+from bnn_runner.base import NoiseTransform
 from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.rng import generator
 
@@ -103,9 +103,9 @@ class StepNoise:
     """The noise of every training step: lane l at step t has its own part of the stream (seed of l, "dropout")."""
 
     def __init__(
-        self, rework: Rework, module: nn.Module, seeds: Sequence[int], batch: int, device: torch.device
+        self, noise_transform: NoiseTransform, module: nn.Module, seeds: Sequence[int], batch: int, device: torch.device
     ) -> None:
-        self.rework, self.seeds, self.batch, self.device = rework, seeds, batch, device
+        self.noise_transform, self.seeds, self.batch, self.device = noise_transform, seeds, batch, device
         parameter = next(module.parameters())
         self.dtype = parameter.dtype
         self.widths = noise_widths(module)
@@ -118,7 +118,7 @@ class StepNoise:
         if self._block is None or self._block[0] != block:
             rows = self.steps * self.batch
             lanes = [
-                self.rework.sample(rows, list(self.widths.values()), generator(seed, "dropout", block))
+                self.noise_transform.sample(rows, list(self.widths.values()), generator(seed, "dropout", block))
                 for seed in self.seeds
             ]
             noise = torch.stack(lanes).to(self.device, self.dtype)

@@ -20,7 +20,7 @@ from bnn_runner.base import Network
 from bnn_runner.errors import UserError
 from bnn_runner.tasks import Split, Task
 from bnn_runner.training.cache import content_digest
-from bnn_runner.training.state import Recipe, residual_log_noise
+from bnn_runner.training.state import TrainingConfig, residual_log_noise
 
 INSIDE = ("state_dict", "model_state_dict", "model", "network", "net")
 """Where common checkpoints keep the state dict beside optimiser states and counters, in this order."""
@@ -33,7 +33,7 @@ _HOW_TO_SAVE = "Save the state dict alone, torch.save(network.state_dict(), 'wei
 
 
 @dataclass(frozen=True)
-class GivenWeights:
+class PretrainedWeights:
     """The state dict of a file, names without common prefixes. `digest` is of the content alone."""
 
     path: Path
@@ -42,7 +42,7 @@ class GivenWeights:
     notes: tuple[str, ...] = ()
 
 
-def read_weights(path: Path) -> GivenWeights:
+def read_weights(path: Path) -> PretrainedWeights:
     """The state dict in `path` on the CPU. Raises `UserError` for a file that is absent, damaged or holds code."""
     if not path.is_file():
         raise UserError(f"model.weights={path} is not there. It must be a file: .safetensors, or one of torch.save.")
@@ -69,7 +69,7 @@ def read_weights(path: Path) -> GivenWeights:
     if kinds:
         notes.append(f"{path.name} holds {' and '.join(sorted(kinds))} numbers, which are used as float32")
     plain = {short: tensors[name] for name, short in canonical(tensors).items()}
-    return GivenWeights(path, plain, content_digest(plain), tuple(notes))
+    return PretrainedWeights(path, plain, content_digest(plain), tuple(notes))
 
 
 def _read_safetensors(path: Path) -> Mapping[str, Any]:
@@ -107,7 +107,7 @@ def canonical(names: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
     return dict(zip(full, short, strict=True))
 
 
-def put_into(module: nn.Module, given: GivenWeights, what: str) -> dict[str, Tensor]:
+def put_into(module: nn.Module, given: PretrainedWeights, what: str) -> dict[str, Tensor]:
     """The file's tensors under the module's own names. Raises `UserError` with every name that does not fit.
 
     `what` names the model in messages ('model=resnet20 on data=cifar10'). Batch counters of norm
@@ -147,8 +147,10 @@ def _listed(names: Sequence[str], separator: str = ", ") -> str:
     return separator.join(names[:_SHOWN]) + (f"{separator}and {rest} more" if rest > 0 else "")
 
 
-def given_network(module: nn.Module, given: GivenWeights, recipe: Recipe, task: Task, key: str) -> Network:
-    """The given weights as a trained network on the module's device, in the recipe's dtype.
+def pretrained_network(
+    module: nn.Module, given: PretrainedWeights, config: TrainingConfig, task: Task, key: str
+) -> Network:
+    """The given weights as a trained network on the module's device, in the training's dtype.
 
     Regression noise: likelihood.noise=fixed as stated, else the residual one (learning it would be training).
     """
@@ -156,20 +158,20 @@ def given_network(module: nn.Module, given: GivenWeights, recipe: Recipe, task: 
     device = next(module.parameters()).device
 
     def placed(t: Tensor) -> Tensor:
-        return t.to(device, recipe.dtype if t.is_floating_point() else None).clone()
+        return t.to(device, config.dtype if t.is_floating_point() else None).clone()
 
     parameters = {n: placed(own[n]) for n, _ in module.named_parameters()}
     # A buffer that no state dict holds (a fixed table) is as the module makes it.
     buffers = {n: placed(own.get(n, b)) for n, b in module.named_buffers()}
     log_noise = None
-    if task.spec.kind == "regression" and recipe.noise.form == "homoscedastic":
-        if recipe.noise.noise == "fixed":
-            assert recipe.noise.sigma is not None
-            log_noise = torch.log(recipe.noise.sigma / task.target_scale).to(device, recipe.dtype)
+    if task.spec.kind == "regression" and config.noise.form == "homoscedastic":
+        if config.noise.noise == "fixed":
+            assert config.noise.sigma is not None
+            log_noise = torch.log(config.noise.sigma / task.target_scale).to(device, config.dtype)
         else:
             log_noise = residual_log_noise(module, parameters | buffers, task)
-    likelihood = recipe.noise.likelihood(task.spec.kind, log_noise)
-    return Network(module, parameters, buffers, likelihood, recipe.precisions(module), key)
+    likelihood = config.noise.likelihood(task.spec.kind, log_noise)
+    return Network(module, parameters, buffers, likelihood, config.precisions(module), key)
 
 
 @dataclass(frozen=True)
@@ -250,10 +252,10 @@ def count_problems(count: int, members: Sequence[int], method: str) -> list[str]
     ]
 
 
-def read_all(paths: Sequence[Path], build: Callable[[], nn.Module] | None, what: str) -> tuple[GivenWeights, ...]:
+def read_all(paths: Sequence[Path], build: Callable[[], nn.Module] | None, what: str) -> tuple[PretrainedWeights, ...]:
     """Every file, checked against the module that `build` makes. Raises `UserError` with all problems."""
     problems: list[str] = []
-    read: list[GivenWeights] = []
+    read: list[PretrainedWeights] = []
     module = build() if build is not None else None
     for path in paths:
         try:

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from bnn_runner.base import Network, Rework
+from bnn_runner.base import Network, NoiseTransform
 from bnn_runner.config.keys import digest
 from bnn_runner.rng import global_stream
 from bnn_runner.runtime.files import clear_unfinished, write_json
 from bnn_runner.runtime.leases import Lease
 from bnn_runner.tasks import Task
 from bnn_runner.training.cache import NetworkCache
-from bnn_runner.training.engine import Diverged, Group, Progress
-from bnn_runner.training.pretrained import GivenWeights, given_network
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.engine import Diverged, LaneTrainer, Progress
+from bnn_runner.training.pretrained import PretrainedWeights, pretrained_network
+from bnn_runner.training.state import Lane, TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class Training:
     key: str
     label: str
     trained: bool = True
-    rework: Rework | None = None
-    given: GivenWeights | None = None
+    noise_transform: NoiseTransform | None = None
+    given: PretrainedWeights | None = None
 
 
 @dataclass(frozen=True)
-class Workplan:
-    """How trainings are got: recipe, cache, device, and ways to tell and to be stopped."""
+class NetworkProvider:
+    """How trainings are obtained: training configuration, cache, device, messages and stop requests."""
 
-    recipe: Recipe
+    config: TrainingConfig
     cache: NetworkCache
     device: torch.device
     say: Callable[[str], None]
@@ -63,9 +63,9 @@ class Workplan:
         if have:
             say = "nothing to train" if not missing else f"{len(missing)} to train"
             self.say(f"trained networks: {have} from the cache, {say}")
-        alike: dict[tuple[int, Rework | None], list[Training]] = {}
+        alike: dict[tuple[int, NoiseTransform | None], list[Training]] = {}
         for training in missing:
-            alike.setdefault((len(training.task.train), training.rework), []).append(training)
+            alike.setdefault((len(training.task.train), training.noise_transform), []).append(training)
         for members in alike.values():
             failed |= self._train(members)
         return failed
@@ -75,18 +75,18 @@ class Workplan:
         if not training.trained and training.given is None:
             return self._group([training]).network(0)
         module = self.skeleton(training)
-        network = self.cache.load(training.key, module, self.device, self.recipe.dtype)
+        network = self.cache.load(training.key, module, self.device, self.config.dtype)
         if network is None and training.given is not None:
-            recipe = replace(self.recipe, rework=training.rework)
-            network = given_network(module, training.given, recipe, training.task, training.key)
+            config = replace(self.config, noise_transform=training.noise_transform)
+            network = pretrained_network(module, training.given, config, training.task, training.key)
             self.cache.store(network)
         return network
 
     def skeleton(self, training: Training) -> nn.Module:
         """A module of the network's shape, its numbers without meaning."""
         with global_stream(0, "skeleton"):
-            recipe = replace(self.recipe, rework=training.rework)
-            return recipe.build(training.task.spec).to(self.device, self.recipe.dtype)
+            config = replace(self.config, noise_transform=training.noise_transform)
+            return config.build(training.task.spec).to(self.device, self.config.dtype)
 
     def _missing(self, trainings: Sequence[Training]) -> list[Training]:
         """Each key once; an entry counts only if it can be read."""
@@ -117,12 +117,12 @@ class Workplan:
         if len(members) > 1:
             self.say(f"training {len(members)} networks at once ({group.strategy} lanes)")
         # Decided once: the groups made from here on must not probe again and find the other way faster.
-        decided = replace(self, recipe=replace(self.recipe, stack="always"))
+        decided = replace(self, config=replace(self.config, stack="always"))
         return decided._train_leased(list(members), "")
 
-    def _group(self, members: Sequence[Training]) -> Group:
-        recipe = replace(self.recipe, rework=members[0].rework)
-        return Group(recipe, [Lane(t.task, t.lane_seed, t.key) for t in members], self.device)
+    def _group(self, members: Sequence[Training]) -> LaneTrainer:
+        config = replace(self.config, noise_transform=members[0].noise_transform)
+        return LaneTrainer(config, [Lane(t.task, t.lane_seed, t.key) for t in members], self.device)
 
     def _train_leased(self, members: list[Training], suffix: str) -> dict[str, str]:
         """Train under leases, so that no other process trains the same; what it finished meanwhile is taken from it."""
@@ -148,7 +148,7 @@ class Workplan:
                 clear_unfinished(checkpoint.parent, checkpoint.name)
                 if step := group.resume(checkpoint):
                     self.say(f"going on from a checkpoint at step {step} of {group.total_steps}")
-                if self.recipe.compile and (reason := group.compile()):
+                if self.config.compile and (reason := group.compile()):
                     self.say(f"note: compile=true is not used ({reason})")
                 try:
                     networks = group.train(

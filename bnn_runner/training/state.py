@@ -1,4 +1,4 @@
-"""What training starts from and changes: recipe, lanes, their stacked weights, and the checkpoint of it all."""
+"""What training starts from and changes: configuration, lanes, their stacked weights, and the checkpoint of it all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import Augmentation, Model, Rework
+from bnn_runner.base import Augmentation, Model, NoiseTransform
 from bnn_runner.hyper.training_rule import TrainingRule, TuningState
 from bnn_runner.models.likelihoods import NoiseRule
 from bnn_runner.models.priors import Prior
@@ -34,7 +34,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingConfig:
     """What is the same for all lanes of a group."""
 
     model: Model
@@ -45,21 +45,21 @@ class Recipe:
     dtype: torch.dtype = torch.float32
     stack: str = "auto"
     compile: bool = False
-    rework: Rework | None = None
+    noise_transform: NoiseTransform | None = None
     augment: Augmentation = field(default_factory=Unchanged)
     rule: TrainingRule | None = None
 
     def build(self, spec: TaskSpec) -> nn.Module:
         """A new network, reworked where that is asked for; initial weights from the global RNG."""
         module = self.model.build(self.noise.network_spec(spec))
-        if self.rework is not None:
-            self.rework.apply(module)
+        if self.noise_transform is not None:
+            self.noise_transform.apply(module)
         return module
 
     def precisions(self, module: nn.Module) -> dict[str, float]:
         """The training prior's precision of each parameter."""
         prior = self.prior.precisions(module)
-        return prior if self.rework is None else self.rework.precisions(module, prior)
+        return prior if self.noise_transform is None else self.noise_transform.precisions(module, prior)
 
 
 @dataclass
@@ -135,7 +135,7 @@ def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
     return [t.shape for t in tensors]
 
 
-def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -> tuple[nn.Module, State]:
+def initial_state(config: TrainingConfig, lanes: Sequence[Lane], device: torch.device) -> tuple[nn.Module, State]:
     """Every lane's own initial weights, stacked; each drawn in float32 whatever the working dtype.
 
     A single lane's tensors are the module's own, with a lane axis before them.
@@ -143,7 +143,7 @@ def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -
     modules = []
     for lane in lanes:
         with global_stream(lane.seed, "init"):
-            modules.append(recipe.build(lane.task.spec).to(device, recipe.dtype))
+            modules.append(config.build(lane.task.spec).to(device, config.dtype))
     module = modules[0]
     if len(lanes) == 1:
         if len(lanes[0].task.spec.input_shape) == 3:
@@ -156,15 +156,15 @@ def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -
         parameters = {n: torch.stack([p[n].detach() for p, _ in every]).requires_grad_() for n in every[0][0]}
         buffers = {n: torch.stack([b[n] for _, b in every]) for n in every[0][1]}
         leaves = list(parameters.values())
-    log_noise = _initial_noise(recipe, lanes, module, parameters, buffers)
-    precisions, num_points = recipe.precisions(module), max(1, len(lanes[0].task.train))
+    log_noise = _initial_noise(config, lanes, module, parameters, buffers)
+    precisions, num_points = config.precisions(module), max(1, len(lanes[0].task.train))
     decays = [precisions[name] / num_points for name in parameters]
     trained = [*leaves]
     if log_noise is not None and log_noise.requires_grad:
         trained, decays = [*trained, log_noise], [*decays, 0.0]
-    state = State(parameters, buffers, log_noise, trained, make_optimizer(recipe.schedule, trained, decays))
-    if recipe.rule is not None:
-        state.tuning = TuningState(recipe.precisions(module))
+    state = State(parameters, buffers, log_noise, trained, make_optimizer(config.schedule, trained, decays))
+    if config.rule is not None:
+        state.tuning = TuningState(config.precisions(module))
     state.nll_sum = torch.zeros(
         len(lanes), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32
     )
@@ -174,22 +174,22 @@ def initial_state(recipe: Recipe, lanes: Sequence[Lane], device: torch.device) -
 
 @torch.no_grad()
 def _initial_noise(
-    recipe: Recipe, lanes: Sequence[Lane], module: nn.Module, parameters: Tensors, buffers: Tensors
+    config: TrainingConfig, lanes: Sequence[Lane], module: nn.Module, parameters: Tensors, buffers: Tensors
 ) -> Tensor | None:
     """Log σ [L, K] in standardised units where training starts; it requires a gradient when it is learned.
 
     None where the likelihood has no noise of its own (classes, heteroscedastic forms).
     """
     task = lanes[0].task
-    if task.spec.kind == "classification" or recipe.noise.form != "homoscedastic":
+    if task.spec.kind == "classification" or config.noise.form != "homoscedastic":
         return None
     device = next(iter(parameters.values())).device
-    if recipe.noise.noise == "fixed":
-        assert recipe.noise.sigma is not None
-        rows = [torch.log(recipe.noise.sigma / lane.task.target_scale) for lane in lanes]
-        return torch.stack(rows).to(device, recipe.dtype)
-    if recipe.noise.noise == "residual":
-        return torch.zeros(len(lanes), task.spec.num_outputs, device=device, dtype=recipe.dtype)
+    if config.noise.noise == "fixed":
+        assert config.noise.sigma is not None
+        rows = [torch.log(config.noise.sigma / lane.task.target_scale) for lane in lanes]
+        return torch.stack(rows).to(device, config.dtype)
+    if config.noise.noise == "residual":
+        return torch.zeros(len(lanes), task.spec.num_outputs, device=device, dtype=config.dtype)
     rows = []
     for i, lane in enumerate(lanes):
         tensors = {n: t[i].detach() for n, t in (parameters | buffers).items()}

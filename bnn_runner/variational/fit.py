@@ -30,7 +30,7 @@ from bnn_runner.training.engine import CHECKPOINT_SECONDS, batch_bounds
 from bnn_runner.training.optimizers import make_optimizer
 from bnn_runner.training.schedules import Schedule
 from bnn_runner.variational.estimators import Estimator, Layer, matrix_layers, noisy_outputs
-from bnn_runner.variational.kl import Complexity
+from bnn_runner.variational.kl import KLTerm
 
 Annealing = Literal["constant", "linear", "blundell"]
 Tensors = dict[str, Tensor]
@@ -53,7 +53,7 @@ class Plan:
     temperature: float
     rho: float
     learn_noise: bool
-    complexities: Mapping[str, Complexity]
+    complexities: Mapping[str, KLTerm]
     point: frozenset[str]
 
     def kl_weight(self, step: int, per_epoch: int) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Complexity(Protocol):
+class KLTerm(Protocol):
     """KL of one tensor, exact or by one sample w = μ + σ ε."""
 
     def value(self, mu: Tensor, sigma: Tensor, eps: Tensor) -> Tensor: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bnn_runner.config.groups import Catalogue
-from bnn_runner.config.overrides import keys_of, parse, settle
+from bnn_runner.config.overrides import keys_of, parse, resolve
 from bnn_runner.experiment import build, load_experiment
 from tests.choices import METHODS
 
@@ -16,7 +16,7 @@ SIZES = {"keep", "rank", "features", "pivots", "num_weights", "sgd_batch_size"}
 
 def under_debug(catalogue: Catalogue, method: str, *typed: str) -> dict[str, Any]:
     """The method's settings under debug=fast, found without Hydra."""
-    settled = settle(catalogue, [parse(text) for text in (f"method={method}", "debug=fast", *typed)])
+    settled = resolve(catalogue, [parse(text) for text in (f"method={method}", "debug=fast", *typed)])
     settings = keys_of(catalogue, "method", settled.choices)
     for text in settled.additions:
         override = parse(text)

@@ -17,7 +17,7 @@ from bnn_runner.curvature.structures import Fit, Structure, rule_of
 from bnn_runner.curvature.subnetwork import choose
 from bnn_runner.errors import RunFailed
 from bnn_runner.methods.laplace import Laplace
-from bnn_runner.runtime.memory import memory_budget
+from bnn_runner.runtime.memory import limited_memory
 from tests.choices import KINDS, METHODS, MODELS, fitting_task, make, small_model
 from tests.problems import context, make_network
 
@@ -64,7 +64,7 @@ def test_every_structure_is_fitted_or_refused(model: str) -> None:
         batches, batch = list(fit.batches()), jacobians(task.test.inputs)
         for structure in STRUCTURES:
             if structure == "block" and model in WIDE:
-                with memory_budget(1 / 8), pytest.raises(RunFailed) as caught:
+                with limited_memory(1 / 8), pytest.raises(RunFailed) as caught:
                     fitted(structure, jacobians, batches, task)
                 told = str(caught.value)
                 assert "GiB" in told and "weights" in told and "method.structure=kfac" in told

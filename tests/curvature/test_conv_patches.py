@@ -8,7 +8,7 @@ from torch import nn
 
 from bnn_runner.curvature import psd
 from bnn_runner.curvature.conv_patches import Patches, patches_of
-from bnn_runner.curvature.jacobian_forms import Factored
+from bnn_runner.curvature.jacobian_forms import OuterProductJacobian
 
 LAYERS = {
     "same": nn.Conv2d(3, 2, 3, padding=1),
@@ -46,7 +46,7 @@ def test_an_image_without_copies_has_the_right_patches() -> None:
     part = whole[:, 1:3]  # a view that starts inside its storage
     patches = Patches(part, (2, 2), (1, 1), (1, 1))
     assert torch.equal(patches.unfolded(), nn.functional.unfold(part, 2))
-    assert Factored(patches, torch.ones(2, 1, 3, 20, dtype=torch.float64)).size == 3 * 8
+    assert OuterProductJacobian(patches, torch.ones(2, 1, 3, 20, dtype=torch.float64)).size == 3 * 8
 
 
 def test_gram_in_strips_is_the_product(monkeypatch: pytest.MonkeyPatch) -> None:

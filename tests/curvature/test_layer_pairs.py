@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bnn_runner.curvature import full
-from bnn_runner.curvature.jacobian_forms import Dense, Factored, TensorJacobian
+from bnn_runner.curvature.jacobian_forms import DenseJacobian, OuterProductJacobian, TensorJacobian
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.layer_pairs import PairSums, pays, pieces_of
 from bnn_runner.curvature.output_curvature import OutputCurvature
@@ -27,11 +27,11 @@ def batch(points: int, seed: int, directions: int = 3) -> dict[str, TensorJacobi
 
     first, second = normal(points, directions, 4), normal(points, directions, 3)
     return {
-        "a.weight": Factored(normal(points, 5, 1), first.unsqueeze(-1)),
-        "a.bias": Dense(first),
-        "norm.weight": Dense(normal(points, directions, 4)),
-        "b.weight": Factored(normal(points, 4, 1), second.unsqueeze(-1)),
-        "b.bias": Dense(second),
+        "a.weight": OuterProductJacobian(normal(points, 5, 1), first.unsqueeze(-1)),
+        "a.bias": DenseJacobian(first),
+        "norm.weight": DenseJacobian(normal(points, directions, 4)),
+        "b.weight": OuterProductJacobian(normal(points, 4, 1), second.unsqueeze(-1)),
+        "b.bias": DenseJacobian(second),
     }
 
 
@@ -51,11 +51,15 @@ def test_float32_factors_are_multiplied_in_float64() -> None:
     """Planted bug: products rounded to float32 before they are summed."""
     exact = batch(50, 3)
     narrow = {
-        name: Factored(j.inputs.float(), j.grads.float()) if isinstance(j, Factored) else Dense(j.dense().float())
+        name: OuterProductJacobian(j.inputs.float(), j.grads.float())
+        if isinstance(j, OuterProductJacobian)
+        else DenseJacobian(j.dense().float())
         for name, j in exact.items()
     }
     wide = {
-        name: Factored(j.inputs.double(), j.grads.double()) if isinstance(j, Factored) else Dense(j.dense().double())
+        name: OuterProductJacobian(j.inputs.double(), j.grads.double())
+        if isinstance(j, OuterProductJacobian)
+        else DenseJacobian(j.dense().double())
         for name, j in narrow.items()
     }
     found = []
@@ -71,10 +75,10 @@ def test_where_rows_are_the_way() -> None:
     which took five times as long for a small convolutional network."""
     assert not pays(batch(4, 0, directions=1).values())
     linear, conv = (
-        Factored(torch.ones(2, 40, 1), torch.ones(2, 10, 10, 1)),
-        Factored(torch.ones(2, 72, 9), torch.ones(2, 10, 10, 9)),
+        OuterProductJacobian(torch.ones(2, 40, 1), torch.ones(2, 10, 10, 1)),
+        OuterProductJacobian(torch.ones(2, 72, 9), torch.ones(2, 10, 10, 9)),
     )
-    assert pays([linear, Dense(torch.ones(2, 10, 10))])
+    assert pays([linear, DenseJacobian(torch.ones(2, 10, 10))])
     assert not pays([linear, conv])
 
 

@@ -16,7 +16,7 @@ from bnn_runner.hyper.evidence import Evidence
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.cnn import CNN
-from bnn_runner.runtime.memory import memory_budget
+from bnn_runner.runtime.memory import limited_memory
 from tests.laplace.test_identities import dense_curvature, dense_jacobian, small
 from tests.problems import context, make_network, make_task
 
@@ -114,7 +114,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             Laplace(**changes)
     task, network = small("classification")
     monkeypatch.setattr(low_rank, "EXACT_UP_TO", 0)
-    with memory_budget(1e-5), pytest.raises(RunFailed, match=r"method\.rank"):
+    with limited_memory(1e-5), pytest.raises(RunFailed, match=r"method\.rank"):
         Laplace(structure="low_rank").fit(task, [network], context())
     problems = Laplace(structure="low_rank").problems(task.spec, Evidence(family="g"))  # type: ignore[arg-type]
     assert any("low_rank" in problem for problem in problems)

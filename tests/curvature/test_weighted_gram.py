@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bnn_runner.curvature.blocks import KroneckerBlock
-from bnn_runner.curvature.jacobian_forms import Factored
+from bnn_runner.curvature.jacobian_forms import OuterProductJacobian
 from bnn_runner.curvature.weighted_gram import by_pairs, weighted_gram
 
 ROUTES = {  # points, directions, outputs, inputs, positions: whether pairs are taken
@@ -18,16 +18,18 @@ ROUTES = {  # points, directions, outputs, inputs, positions: whether pairs are 
 }
 
 
-def made(shape: tuple[int, int, int, int, int], dtype: torch.dtype = torch.float64) -> tuple[Factored, torch.Tensor]:
+def made(
+    shape: tuple[int, int, int, int, int], dtype: torch.dtype = torch.float64
+) -> tuple[OuterProductJacobian, torch.Tensor]:
     b, c, o, d, t = shape
     stream = torch.Generator().manual_seed(0)
     read, grads, scale = (
         torch.randn(size, generator=stream, dtype=torch.float64).to(dtype) for size in ((b, d, t), (b, c, o, t), (o, d))
     )
-    return Factored(read, grads), scale.abs() + 0.1
+    return OuterProductJacobian(read, grads), scale.abs() + 0.1
 
 
-def written_out(jacobian: Factored, scale: torch.Tensor) -> torch.Tensor:
+def written_out(jacobian: OuterProductJacobian, scale: torch.Tensor) -> torch.Tensor:
     """The definition, by one contraction of everything."""
     g, a = jacobian.grads, jacobian.inputs
     return torch.einsum("bcot,bdt,od,bkou,bdu->bck", g, a, scale.square(), g, a)
@@ -60,14 +62,14 @@ def test_a_kronecker_block_that_rotates_before_or_after_gives_j_sigma_j(shape, f
     dense = jacobian.dense()
     expected = dense @ sigma @ dense.mT
     assert torch.allclose(block.covariance(jacobian, 0.7), expected, rtol=1e-10)
-    half = block.half(jacobian, 0.7)
-    assert torch.allclose(half @ half.mT, expected, rtol=1e-10)
+    root = block.covariance_root(jacobian, 0.7)
+    assert torch.allclose(root @ root.mT, expected, rtol=1e-10)
 
 
 def test_pairs_in_float32_are_as_right_as_float32():
     """Rounding of sums over the d inputs, errors of either sign: √d times the spacing of float32."""
     jacobian, scale = made((1, 40, 64, 512, 8), torch.float32)
-    exact = weighted_gram(Factored(jacobian.inputs.double(), jacobian.grads.double()), scale.double())
+    exact = weighted_gram(OuterProductJacobian(jacobian.inputs.double(), jacobian.grads.double()), scale.double())
     assert by_pairs(8, 64, 512, 40)
     off = (weighted_gram(jacobian, scale) - exact).abs().max() / exact.abs().max()
     assert float(off) < 512**0.5 * torch.finfo(torch.float32).eps

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnn_runner.base import Choice, Network, PrecisionProblem
 from bnn_runner.curvature import full
-from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature
 from bnn_runner.errors import RunFailed
@@ -364,14 +364,14 @@ def test_probes_of_the_diagonal_have_the_exact_one_as_their_mean(monkeypatch: py
     monkeypatch.setattr("bnn_runner.runtime.memory.KEPT_BYTES", 0)
     made = torch.stack(
         [
-            TrainingRows.of(task, Jacobians(network), OutputCurvature(), lambda *_: None).diagonal(1, s)
+            GGNOperator.of(task, Jacobians(network), OutputCurvature(), lambda *_: None).diagonal(1, s)
             for s in range(100)
         ]
     )
     exact = dense_curvature(task, network).diagonal()
     error = made.std(0) / math.sqrt(len(made))
     assert float(((made.mean(0) - exact) / error.clamp_min(1e-12)).abs().max()) < 5
-    all_columns = TrainingRows.of(task, Jacobians(network), OutputCurvature(), lambda *_: None).diagonal(2, 0)
+    all_columns = GGNOperator.of(task, Jacobians(network), OutputCurvature(), lambda *_: None).diagonal(2, 0)
     torch.testing.assert_close(all_columns, exact, rtol=1e-9, atol=1e-12)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bnn_runner.base import Network
-from bnn_runner.curvature.ggn_operator import TrainingRows
+from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature
 from bnn_runner.curvature.psd import Repairs
@@ -78,7 +78,7 @@ def test_the_stated_error_bounds_the_true_one() -> None:
         error = posterior.gaussian.sample(0, 0, 2) - precise.gaussian.sample(0, 0, 2)
         precisions = torch.tensor(posterior.gaussian.precisions, dtype=torch.float64)
         rows = posterior.gaussian.rows
-        h = TrainingRows.product(rows, torch.eye(rows.size, dtype=torch.float64))
+        h = GGNOperator.product(rows, torch.eye(rows.size, dtype=torch.float64))
         each = precisions.repeat_interleave(torch.tensor([p.numel() for p in network.parameters.values()]))
         energy = (error * (error @ (h + torch.diag(each)))).sum(1).sqrt()  # the largest error of any direction, in sd
         bound = posterior.report["sample_error_sd"]
@@ -126,7 +126,7 @@ def fitted_curvature(name: str, task: Task, network: Network) -> Any:
     output, ignored = OutputCurvature(), lambda stage, done, total: None
     if name == "full":
         return Fit(task, jacobians, output, "expand", False, Repairs(), ignored)("full")
-    rows = TrainingRows.of(task, jacobians, output, ignored)
+    rows = GGNOperator.of(task, jacobians, output, ignored)
     return SampledCurvature(rows, ConjugateGradients(1e-3, 500), 0, 200, Spectrum(rows, 0, 24, 60), torch.float64)
 
 

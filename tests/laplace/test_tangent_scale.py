@@ -59,8 +59,8 @@ def test_single_products_are_those_of_the_jacobian(case: str) -> None:
     v = torch.randn(dense.shape[-1], generator=g, dtype=torch.float64)
     u = torch.randn(dense.shape[:2], generator=g, dtype=torch.float64)
     torch.testing.assert_close(products.outputs, network(x))
-    torch.testing.assert_close(products.push(v), dense @ v, rtol=1e-8, atol=1e-9)
-    torch.testing.assert_close(products.pull(u), torch.einsum("bkp,bk->p", dense, u), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(products.jvp(v), dense @ v, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(products.vjp(u), torch.einsum("bkp,bk->p", dense, u), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_subnetworks_optimum_is_over_its_weights() -> None:
     lam = torch.full_like(model.centre, 0.5)
     dense, x = jacobians(task.train.inputs).dense(), task.train.inputs
     products = Differentiated(jacobians, x)
-    torch.testing.assert_close(products.push(model.centre), dense @ model.centre, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(products.jvp(model.centre), dense @ model.centre, rtol=1e-8, atol=1e-9)
 
     assert model.in_function_space
     found, direct = model.dual_optimum(lam, 1e-10), model.newton(lam, model.centre, 1e-10, 500)

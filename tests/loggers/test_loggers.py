@@ -15,7 +15,7 @@ from bnn_runner import run
 from bnn_runner.errors import UserError
 from bnn_runner.experiment import load_experiment
 from bnn_runner.loggers.base import LoggedCell, NoLogger
-from bnn_runner.loggers.finished import _history, logged, tell
+from bnn_runner.loggers.finished import _history, log_finished, logged
 from bnn_runner.loggers.mlflow import MLflow
 
 SMALL = ["data=gap1d", "method=ensemble", "method.size=2", "schedule.epochs=3", "eval.num_draws=4", "data.num_train=20"]
@@ -154,9 +154,9 @@ def test_a_failing_logger_ends_no_run(finished: Path) -> None:
             raise ConnectionError("no route to host\nat all")
 
     (done,) = finished.glob("runs/*/*/*/*/DONE")
-    told = tell(Broken(), done.parent, finished)
+    told = log_finished(Broken(), done.parent, finished)
     assert told is not None and "(ConnectionError: no route to host)" in told and "cell is whole" in told
-    assert tell(NoLogger(), done.parent, finished) is None
+    assert log_finished(NoLogger(), done.parent, finished) is None
 
 
 def test_a_missing_package_is_told_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

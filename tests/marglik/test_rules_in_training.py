@@ -31,9 +31,9 @@ from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.signals import StopRequest
 from bnn_runner.tasks import Task
 from bnn_runner.training.cache import NetworkCache
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 from tests.problems import context, make_task
 
 SIGMA = 0.6
@@ -50,15 +50,17 @@ def linear_task() -> Task:
     return replace(task, train=train, target_scale=torch.tensor([1.7], dtype=torch.float64))
 
 
-def recipe(rule: TrainingRule | None, schedule: Schedule = EXACT, precision: float = 5.0, **changes: Any) -> Recipe:
+def training_config(
+    rule: TrainingRule | None, schedule: Schedule = EXACT, precision: float = 5.0, **changes: Any
+) -> TrainingConfig:
     """Of a linear model with fixed noise in float64, unless `changes` say otherwise."""
     noise = NoiseRule("fixed", SIGMA)
-    made = Recipe(MLP(hidden=()), schedule, Isotropic(precision), noise, dtype=torch.float64, rule=rule)
+    made = TrainingConfig(MLP(hidden=()), schedule, Isotropic(precision), noise, dtype=torch.float64, rule=rule)
     return replace(made, **changes)
 
 
-def trained(made: Recipe, task: Task) -> Network:
-    return Group(made, [Lane(task, 3, "key")], CPU).train(None, lambda *_: None)[0]
+def trained(made: TrainingConfig, task: Task) -> Network:
+    return LaneTrainer(made, [Lane(task, 3, "key")], CPU).train(None, lambda *_: None)[0]
 
 
 def linear_evidence(logs: Any, task: Task) -> float:
@@ -77,7 +79,7 @@ def test_the_loop_ends_at_the_evidence_optimum_of_a_linear_model(family: Any) ->
     """Planted bugs: the retraining under the old precision (the decay not taken up); γ with the start's λ; a loop of
     one round; the target's scale left out of the noise."""
     task = linear_task()
-    network = trained(recipe(MacKayLoop(family=family, rounds=40, tolerance=1e-7, retrain_epochs=200)), task)
+    network = trained(training_config(MacKayLoop(family=family, rounds=40, tolerance=1e-7, retrain_epochs=200)), task)
     start = np.zeros(1 if family == "isotropic" else 2)
     found = minimize(lambda logs: -linear_evidence(logs, task), start, tol=1e-12)
     expected = np.exp(found.x)
@@ -97,7 +99,7 @@ def test_online_steps_are_adam_on_the_evidence_and_the_last_one_is_kept() -> Non
 
     Planted bugs: moments forgotten between updates; λ climbed instead of log λ; γ without its half."""
     task, rule = linear_task(), Online(steps=4, lr=0.2, structure="full", keep="last")
-    network = trained(recipe(None, replace(EXACT, epochs=5)), task)
+    network = trained(training_config(None, replace(EXACT, epochs=5)), task)
     state = TuningState(dict(network.prior_precision))
     for epoch in (1, 2):
         rule.update(replace(network, prior_precision=dict(state.precisions)), task, state, epoch, 0)
@@ -119,7 +121,7 @@ def test_online_steps_are_adam_on_the_evidence_and_the_last_one_is_kept() -> Non
 
 def test_online_ends_at_the_evidence_optimum_of_a_linear_model() -> None:
     task = linear_task()
-    network = trained(recipe(Online(structure="full", steps=20, lr=0.05), replace(EXACT, epochs=120)), task)
+    network = trained(training_config(Online(structure="full", steps=20, lr=0.05), replace(EXACT, epochs=120)), task)
     found = minimize(lambda logs: -linear_evidence(logs, task), np.zeros(2), tol=1e-12)
     assert network.tuning[-1]["evidence_nats"] == pytest.approx(-found.fun, abs=1e-3)
     assert network.tuning[0]["evidence_nats"] < -found.fun - 1
@@ -133,7 +135,7 @@ def test_the_weights_of_the_largest_evidence_are_kept_with_their_precisions() ->
     ends = {}
     for keep in ("best", "last"):
         rule = Online(structure="full", steps=20, keep=keep)
-        network = trained(recipe(rule, rough), task)
+        network = trained(training_config(rule, rough), task)
         again = NetworkEvidence("full").at(network, task, 0)
         ends[keep] = float(again.evidence(again.start))
         rows = [row["evidence_nats"] for row in network.tuning]
@@ -144,7 +146,7 @@ def test_the_weights_of_the_largest_evidence_are_kept_with_their_precisions() ->
 def test_a_subset_and_sampled_targets_estimate_the_curvature_of_all_points() -> None:
     """γ over many seeds against that of all points. Planted bugs: no factor N/M; one subset for all updates."""
     task = make_task("classification", (3,), 3, num_train=60)
-    network = trained(recipe(None, replace(EXACT, epochs=2), noise=NoiseRule()), task)
+    network = trained(training_config(None, replace(EXACT, epochs=2), noise=NoiseRule()), task)
     strong = torch.tensor([1e4, 1e4], dtype=torch.float64)  # γ is linear in H there
     exact = NetworkEvidence("diag").at(network, task, 0).effective_dimensions(strong)
     rough = NetworkEvidence("diag", "mc_fisher", points=20)
@@ -153,9 +155,9 @@ def test_a_subset_and_sampled_targets_estimate_the_curvature_of_all_points() -> 
     assert bool((error > 0).all()) and bool(((found.mean(0) - exact).abs() < 4 * error + 1e-3 * exact).all())
 
 
-def classifier(rule: TrainingRule | None) -> Recipe:
+def classifier(rule: TrainingRule | None) -> TrainingConfig:
     """A small network for three classes, with batchnorm and minibatches in float32."""
-    return recipe(
+    return training_config(
         rule,
         Schedule("adam", epochs=6, batch_size=10, lr=0.02, warmup_epochs=1),
         model=MLP(hidden=(5,), norm="batch"),
@@ -192,8 +194,8 @@ def test_a_resumed_training_ends_bit_for_bit_where_an_undisturbed_one_does(
 
     checkpoint = tmp_path / "partial.pt"
     with pytest.raises(Interrupted):
-        Group(made, [Lane(task, 3, "key")], CPU).train(checkpoint, count, lambda: steps >= stop_at)
-    group = Group(made, [Lane(task, 3, "key")], CPU)
+        LaneTrainer(made, [Lane(task, 3, "key")], CPU).train(checkpoint, count, lambda: steps >= stop_at)
+    group = LaneTrainer(made, [Lane(task, 3, "key")], CPU)
     assert group.resume(checkpoint) == stop_at
     again = group.train(checkpoint, count)[0]
     for name, value in whole.parameters.items():
@@ -207,8 +209,8 @@ def test_buffers_modes_and_batches_are_those_of_a_training_without_the_rule(rule
 
     Planted bugs: the curvature taken in training mode; an order of points drawn from a stream that the fit has used."""
     task = classes()
-    plain = Group(classifier(None), [Lane(task, 3)], CPU)
-    ruled = Group(classifier(rule), [Lane(task, 3)], CPU)
+    plain = LaneTrainer(classifier(None), [Lane(task, 3)], CPU)
+    ruled = LaneTrainer(classifier(rule), [Lane(task, 3)], CPU)
     with plain.at_work(), ruled.at_work():
         for _ in range(8):
             plain.advance(), ruled.advance()
@@ -235,7 +237,7 @@ def test_the_trace_comes_back_from_the_cache(tmp_path: Path) -> None:
 
 def test_several_networks_are_trained_one_after_the_other() -> None:
     task = classes()
-    group = Group(classifier(RULES[0]), [Lane(task, 3), Lane(task, 4)], CPU)
+    group = LaneTrainer(classifier(RULES[0]), [Lane(task, 3), Lane(task, 4)], CPU)
     assert group.strategy == "loop"
 
 
@@ -275,7 +277,7 @@ def test_the_cost_of_a_run_counts_the_updates(monkeypatch: pytest.MonkeyPatch) -
     """By a clock that ticks once a look. Planted bug: an estimate of the steps alone, four times too short."""
     ticks = itertools.count()
     monkeypatch.setattr(budget.time, "perf_counter", lambda: float(next(ticks)))
-    monkeypatch.setattr(Group, "step_seconds", lambda group: 0.0)
+    monkeypatch.setattr(LaneTrainer, "step_seconds", lambda group: 0.0)
     lanes = [Lane(classes(), 3)]
     for rule, updates in ((None, 0), (RULES[0], 3), (RULES[1], 3), (replace(RULES[1], burn_in=0, frequency=1), 6)):
         assert budget._training_seconds(classifier(rule), lanes, CPU) == updates

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import Model, Network, Rework, TrainingSpec
+from bnn_runner.base import Model, Network, NoiseTransform, TrainingSpec
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.methods.concrete_dropout import ConcreteDropout, ConcreteNoise
 from bnn_runner.methods.mc_dropout import DropoutNoise, MCDropout
@@ -19,9 +19,9 @@ from bnn_runner.models.likelihoods import Gaussian, NoiseRule
 from bnn_runner.models.mlp import MLP
 from bnn_runner.models.priors import Isotropic
 from bnn_runner.tasks import TaskSpec
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 from tests.problems import context, make_network, make_task
 
 CPU = torch.device("cpu")
@@ -54,13 +54,13 @@ MODELS: dict[str, tuple[Model, tuple[int, ...], str]] = {
 }
 
 
-def recipe(model: Model, rework: Rework | None, **changes: Any) -> Recipe:
+def training_config(model: Model, noise_transform: NoiseTransform | None, **changes: Any) -> TrainingConfig:
     settings = {"prior": Isotropic(2.0), "noise": NoiseRule(), "dtype": torch.float64, "stack": "always"} | changes
-    return Recipe(model, SCHEDULE, rework=rework, **settings)
+    return TrainingConfig(model, SCHEDULE, noise_transform=noise_transform, **settings)
 
 
-def train(r: Recipe, lanes: list[Lane]) -> list[Network]:
-    return Group(r, lanes, CPU).train(None, lambda *_: None)
+def train(r: TrainingConfig, lanes: list[Lane]) -> list[Network]:
+    return LaneTrainer(r, lanes, CPU).train(None, lambda *_: None)
 
 
 def same(a: Network, b: Network, **tolerance: float) -> None:
@@ -80,8 +80,8 @@ def test_without_noise_the_training_is_that_of_map(name: str, lanes: int) -> Non
     model, shape, _ = MODELS[name]
     task = make_task("regression", shape, 2, num_train=37)
     members = [Lane(task, 5 + i) for i in range(lanes)]
-    plain = train(recipe(model, None), members)
-    for a, b in zip(train(recipe(model, DropoutNoise(0.0, "bernoulli", "all")), members), plain, strict=True):
+    plain = train(training_config(model, None), members)
+    for a, b in zip(train(training_config(model, DropoutNoise(0.0, "bernoulli", "all")), members), plain, strict=True):
         same(a, b)
         assert [row["loss"] for row in a.history] == [row["loss"] for row in b.history]
 
@@ -92,19 +92,19 @@ def test_without_noise_the_training_is_that_of_map(name: str, lanes: int) -> Non
     ids=["bernoulli", "gaussian", "concrete"],
 )
 @pytest.mark.parametrize("name", MODELS)
-def test_a_lane_under_dropout_is_the_lane_alone(name: str, noise: Rework) -> None:
+def test_a_lane_under_dropout_is_the_lane_alone(name: str, noise: NoiseTransform) -> None:
     """Planted bugs: one mask for all lanes; masks that depend on the number of lanes; one mask a batch, not a point;
     a learned rate shared by lanes, or broadcast along points."""
     model, shape, strategy = MODELS[name]
     first, other = (make_task("regression", shape, 2, num_train=37, seed=s) for s in (0, 1))
     lanes = [Lane(first, 11), Lane(first, 12), Lane(other, 12)]
-    r = recipe(model, noise)
-    group = Group(r, lanes, CPU)
+    r = training_config(model, noise)
+    group = LaneTrainer(r, lanes, CPU)
     assert group.strategy == strategy
     together = group.train(None, lambda *_: None)
     for i, lane in enumerate(lanes):
         same(together[i], train(r, [lane])[0], rtol=1e-7, atol=1e-8)
-    plain = train(recipe(model, None), lanes[:1])[0]
+    plain = train(training_config(model, None), lanes[:1])[0]
     assert not torch.allclose(together[0].parameters["out.weight"], plain.parameters["out.weight"], atol=1e-3)
     stream = group._noise
     assert stream is not None
@@ -116,15 +116,15 @@ def test_a_lane_under_dropout_is_the_lane_alone(name: str, noise: Rework) -> Non
 def test_a_resumed_training_has_the_noise_of_an_uninterrupted_one(tmp_path: Path) -> None:
     """Planted bugs: a stream that begins again when resumed; noise of the block's first step for all its steps."""
     task = make_task("regression", (3,), 1, num_train=37)
-    r = recipe(MLP(hidden=(6,)), DropoutNoise((0.2, 0.4), "bernoulli", "all"))
+    r = training_config(MLP(hidden=(6,)), DropoutNoise((0.2, 0.4), "bernoulli", "all"))
     lanes, whole = [Lane(task, 3), Lane(task, 4)], []
     whole = train(r, lanes)
     done: list[int] = []
     with pytest.raises(Interrupted):
-        Group(r, lanes, CPU).train(tmp_path / "c", lambda s, d, t: done.append(d), lambda: len(done) == 4)
-    for a, b in zip(Group(r, lanes, CPU).train(tmp_path / "c", lambda *_: None), whole, strict=True):
+        LaneTrainer(r, lanes, CPU).train(tmp_path / "c", lambda s, d, t: done.append(d), lambda: len(done) == 4)
+    for a, b in zip(LaneTrainer(r, lanes, CPU).train(tmp_path / "c", lambda *_: None), whole, strict=True):
         same(a, b)
-    noise = Group(r, lanes, CPU)._noise
+    noise = LaneTrainer(r, lanes, CPU)._noise
     assert noise is not None and noise.steps > 1
     assert not torch.equal(noise.at(0, 12)["out.noise"], noise.at(1, 12)["out.noise"])
 
@@ -136,7 +136,7 @@ def test_moments_over_masks_of_a_linear_network(kind: Any) -> None:
     points lost); sd in place of variance."""
     task, rate, count = make_task("regression", (4,), 1), 0.2, 4_000
     method = MCDropout(rate=rate, kind=kind)
-    network = make_network(MLP(hidden=()), task, rework=method.rework)
+    network = make_network(MLP(hidden=()), task, noise_transform=method.noise_transform)
     posterior = method.fit(task, [network], context())
     x = task.test.inputs[:2]
     outputs = posterior.draws(count, 1)(x).squeeze(-1)
@@ -202,8 +202,8 @@ def test_a_step_under_learned_rates_follows_the_gradient_of_the_whole_objective(
     task = make_task("classification", (3,), 3, num_train=12)
     noise = ConcreteNoise(0.3, 0.1, "all")
     schedule = Schedule("sgd", epochs=1, batch_size=12, lr=0.5, shape="constant", momentum=0.0)
-    r = replace(recipe(MLP(hidden=(6, 5)), noise, prior=Isotropic(40.0)), schedule=schedule)
-    group = Group(r, [Lane(task, seed) for seed in range(lanes)], CPU)
+    r = replace(training_config(MLP(hidden=(6, 5)), noise, prior=Isotropic(40.0)), schedule=schedule)
+    group = LaneTrainer(r, [Lane(task, seed) for seed in range(lanes)], CPU)
     names = list(group.state.parameters)
     for i in range(lanes):  # rates of their own
         for k, name in enumerate(n for n in names if n.endswith("rate_logit")):
@@ -236,12 +236,16 @@ def test_learned_rates_are_told_and_follow_prior_and_data() -> None:
     data to a small noise lowers them. Planted bugs: the penalty's sign; the penalty not divided by N."""
     task = make_task("regression", (3,), 1, num_train=64)
     schedule = Schedule("adam", epochs=60, batch_size=64, lr=0.05, shape="constant")
-    r = Recipe(
-        MLP(hidden=(8,)), schedule, Isotropic(1e-6), NoiseRule("fixed", 0.05), rework=ConcreteNoise(0.2, 0.1, "all")
+    r = TrainingConfig(
+        MLP(hidden=(8,)),
+        schedule,
+        Isotropic(1e-6),
+        NoiseRule("fixed", 0.05),
+        noise_transform=ConcreteNoise(0.2, 0.1, "all"),
     )
     rates = {}
     for name, strong in (("data", r), ("entropy", replace(r, noise=NoiseRule("fixed", 1e4)))):
-        network = Group(strong, [Lane(task.to(CPU, torch.float32), 1)], CPU).train(None, lambda *_: None)[0]
+        network = LaneTrainer(strong, [Lane(task.to(CPU, torch.float32), 1)], CPU).train(None, lambda *_: None)[0]
         posterior = ConcreteDropout(0.2).fit(task.to(CPU, torch.float32), [network], context())
         rates[name] = posterior.report["rates"]
         assert f"out {rates[name]['out']:.3g}" in posterior.report["notes"][0]
@@ -251,8 +255,8 @@ def test_learned_rates_are_told_and_follow_prior_and_data() -> None:
 def test_learned_rates_that_leave_no_noise_are_told() -> None:
     """Planted bug: the advice to train longer, which lowers them further."""
     task = make_task("regression", (3,), 1)
-    noise = ConcreteDropout().rework
-    network = make_network(MLP(hidden=(4,)), task, rework=noise)
+    noise = ConcreteDropout().noise_transform
+    network = make_network(MLP(hidden=(4,)), task, noise_transform=noise)
     still = {n: torch.full_like(p, -40.0) if n.endswith("rate_logit") else p for n, p in network.parameters.items()}
     with pytest.raises(RunFailed, match=r"learned are hidden\.0 4\.25e-18, out 4\.25e-18: .* fewer epochs"):
         ConcreteDropout().fit(task, [replace(network, parameters=still)], context())
@@ -263,7 +267,9 @@ def test_rates_that_few_draws_show_are_a_posterior() -> None:
     learned one was called the same function everywhere."""
     task = make_task("regression", (3,), 1)
     method = MCDropout(rate=5e-4)
-    posterior = method.fit(task, [make_network(MLP(hidden=(4,)), task, rework=method.rework)], context())
+    posterior = method.fit(
+        task, [make_network(MLP(hidden=(4,)), task, noise_transform=method.noise_transform)], context()
+    )
     outputs = posterior.draws(1024, 0)(task.train.gather(torch.arange(4))[0])
     changed = int((outputs != outputs[:1]).any(-1).any(-1).sum())
     assert not bool((outputs[:16] != outputs[:1]).any()) and 0 < changed < 30
@@ -276,12 +282,12 @@ def test_what_cannot_be_a_posterior_is_refused() -> None:
             MCDropout(rate=rate)
     task = make_task("regression", (3,), 1)
     with pytest.raises(UserError, match=r"no weight layer .* method\.where=all"):
-        make_network(MLP(hidden=()), task, rework=MCDropout(where="hidden").rework)
+        make_network(MLP(hidden=()), task, noise_transform=MCDropout(where="hidden").noise_transform)
     with pytest.raises(UserError, match=r"2 layers: hidden\.0, out"):
-        make_network(MLP(hidden=(4,)), task, rework=MCDropout(rate=(0.1,)).rework)
+        make_network(MLP(hidden=(4,)), task, noise_transform=MCDropout(rate=(0.1,)).noise_transform)
     method = MCDropout(rate=1e-9)
     with pytest.raises(RunFailed, match="all draws of this posterior are the same function"):
-        method.fit(task, [make_network(MLP(hidden=(4,)), task, rework=method.rework)], context())
+        method.fit(task, [make_network(MLP(hidden=(4,)), task, noise_transform=method.noise_transform)], context())
     assert "val_fraction" in MCDropout(noise="validation").problems(TaskSpec("d", "regression", (3,), 1, 0.0), None)[0]
     assert MCDropout(noise="validation").problems(TaskSpec("d", "classification", (3,), 2, 0.1), None)
 
@@ -320,7 +326,7 @@ def test_noise_is_chosen_on_the_validation_part() -> None:
     """The best multiple of the grid by the marginal log-likelihood. Planted bugs: the smallest; the joint one."""
     task = make_task("regression", (3,), 1)
     method = MCDropout(rate=0.3, noise="validation", noise_multiples=(0.5, 1.0, 2.0, 4.0, 8.0, 16.0))
-    network = make_network(MLP(hidden=(5,)), task, noise=0.2, rework=method.rework)
+    network = make_network(MLP(hidden=(5,)), task, noise=0.2, noise_transform=method.noise_transform)
     posterior = method.fit(task, [network], context())
     draws = posterior.draws(200, context().seed)
     assert task.val.targets is not None

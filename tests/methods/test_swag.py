@@ -148,9 +148,9 @@ def test_a_path_without_spread_says_so() -> None:
     network = make_network(MLP(hidden=(5,)), task)
     still = SWAG(epochs=4, lr=1e-9).fit(task, [network], context_of())
     assert any("hardly any spread" in note and "method.lr" in note for note in still.report["notes"])
-    assert still.report["function_spread"] < 1e-4
+    assert still.report["function_diversity"] < 1e-4
     moving = SWAG(epochs=40, lr=0.01).fit(task, [network], context_of())
-    assert moving.report["function_spread"] > 0.01
+    assert moving.report["function_diversity"] > 0.01
     assert not any("hardly any spread" in note for note in moving.report["notes"])
 
 

@@ -30,9 +30,9 @@ from bnn_runner.models.mlp import MLP
 from bnn_runner.models.priors import Isotropic
 from bnn_runner.tasks import Task
 from bnn_runner.training.cache import NetworkCache
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 from tests.problems import context, make_network, make_task
 
 FORMS = {"mean_variance": MeanVariance(), "natural": Natural()}
@@ -177,13 +177,13 @@ def _trained(form: str, members: int = 1) -> tuple[Task, list[Network]]:
         num_train=1200, num_test=50, noise_left=0.2, noise_right=0.8, val_fraction=0.0, train_size=None, test_size=None
     )
     task = data.load(Path(), 0)
-    recipe = Recipe(
+    config = TrainingConfig(
         model=MLP(hidden=(12,)),
         schedule=Schedule(optimizer="adam", epochs=150, batch_size=200, lr=0.03),
         prior=Isotropic(1e-3),
         noise=NoiseRule(form=form),  # type: ignore[arg-type]
     )
-    group = Group(recipe, [Lane(task, i, f"key{i}") for i in range(members)], torch.device("cpu"))
+    group = LaneTrainer(config, [Lane(task, i, f"key{i}") for i in range(members)], torch.device("cpu"))
     return task, group.train(None, lambda *_: None)
 
 

@@ -21,9 +21,9 @@ from bnn_runner.models.torchvision import Torchvision
 from bnn_runner.models.vit import ViT
 from bnn_runner.models.wide_resnet import WideResNet
 from bnn_runner.tasks import TaskSpec
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 from tests.choices import MODELS, fitting_task, make, small_model
 from tests.problems import make_network, make_task
 
@@ -130,17 +130,17 @@ def test_lanes_train_as_networks_alone(name: str) -> None:
     task = fitting_task(model, "classification")
     schedule = Schedule(optimizer="sgd", epochs=3, batch_size=4 if len(task.train) == 4 else 10, lr=0.01)
     settings: dict[str, Any] = {"noise": NoiseRule("learned", None), "dtype": torch.float64, "stack": "always"}
-    recipe = Recipe(model=model, schedule=schedule, prior=Isotropic(1.0), **settings)
+    config = TrainingConfig(model=model, schedule=schedule, prior=Isotropic(1.0), **settings)
     lanes = [Lane(task, seed) for seed in (1, 2)]
     device = torch.device("cpu")
-    joint = Group(recipe, lanes, device)
+    joint = LaneTrainer(config, lanes, device)
     assert joint.strategy in ("native", "vmap")
     together = joint.train(None, lambda *_: None)
     for lane, found in zip(lanes, together, strict=True):
-        (alone,) = Group(recipe, [lane], device).train(None, lambda *_: None)
+        (alone,) = LaneTrainer(config, [lane], device).train(None, lambda *_: None)
         for n, t in alone.tensors.items():
             torch.testing.assert_close(found.tensors[n], t, rtol=1e-9, atol=1e-9)
-        start = dict(Group(recipe, [lane], device).module.named_parameters())
+        start = dict(LaneTrainer(config, [lane], device).module.named_parameters())
         assert any(not torch.equal(alone.parameters[n], p) for n, p in start.items())
 
 

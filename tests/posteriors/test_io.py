@@ -30,8 +30,8 @@ def again(posterior: Posterior, folder: Path, model: str, method: str, kind: str
     task, _, fitting, _ = fitted(method, model, kind)
     torch.manual_seed(99)
     module = small_model(model).build(task.spec)
-    if (rework := fitting.needs()[0].rework) is not None:
-        rework.apply(module)
+    if (noise_transform := fitting.needs()[0].noise_transform) is not None:
+        noise_transform.apply(module)
     module.double()
     return posterior_store.load(folder, BELONGS, module, CPU, ["tests"])
 

@@ -148,10 +148,10 @@ def test_neutral_settings_do_not_split_a_row(write_cell):
 
 
 def test_stale_recipe_is_not_mixed(nine_cells):
-    nine_cells("map", 5, [("rmse", 9.0)], recipe=0, hash8="9000abcd")
+    nine_cells("map", 5, [("rmse", 9.0)], results_version=0, hash8="9000abcd")
     table = _table(nine_cells)
-    assert table.extra == ["recipe"]
-    assert _row(table, "map", recipe="1").entries[RMSE].mean == pytest.approx(1.0)
+    assert table.extra == ["results_version"]
+    assert _row(table, "map", results_version="1").entries[RMSE].mean == pytest.approx(1.0)
     assert any("stale" in note for note in table.notes)
 
 

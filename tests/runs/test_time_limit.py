@@ -23,9 +23,9 @@ from bnn_runner.runs import time_limit as budgets
 from bnn_runner.runs.time_limit import Cost, limit_seconds, shorten
 from bnn_runner.sweeps import job
 from bnn_runner.sweeps.scratch_files import Member
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 from tests.problems import make_task
 
 TASK = make_task("classification", (3,), 3, num_train=40_000, num_test=10_000)
@@ -72,13 +72,13 @@ def test_what_is_long_is_shortened_until_it_fits(cost: Cost, changed: set[str]) 
 
 def test_trainings_of_unequal_size_are_estimated_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bugs: replicates of unequal size in one group, which ends in a ValueError; each size counted once."""
-    monkeypatch.setattr(Group, "step_seconds", lambda self: 1.0)
+    monkeypatch.setattr(LaneTrainer, "step_seconds", lambda self: 1.0)
     tasks = [make_task("regression", (3,), 1, num_train=n) for n in (20, 20, 25)]
     lanes = [Lane(task, i) for i, task in enumerate(tasks)]
     schedule = Schedule(epochs=3, batch_size=10)
-    recipe = Recipe(MLP(hidden=(4,)), schedule, Isotropic(), NoiseRule(), dtype=torch.float64)
-    assert budgets._training_seconds(recipe, lanes, CPU) == 3 * 2 + 3 * 3
-    assert budgets._training_seconds(replace(recipe, stack="never"), lanes, CPU) == 2 * 3 * 2 + 3 * 3
+    config = TrainingConfig(MLP(hidden=(4,)), schedule, Isotropic(), NoiseRule(), dtype=torch.float64)
+    assert budgets._training_seconds(config, lanes, CPU) == 3 * 2 + 3 * 3
+    assert budgets._training_seconds(replace(config, stack="never"), lanes, CPU) == 2 * 3 * 2 + 3 * 3
 
 
 def test_a_shortened_run_is_marked_and_found_again(
@@ -156,9 +156,11 @@ def test_a_long_fit_is_left_at_once_and_its_time_told_by_how_far_it_came(monkeyp
     monkeypatch.setattr("bnn_runner.mcmc.chains.transition", counted)
     monkeypatch.setattr(budgets, "_PROBE_SECONDS", 0.0)
     experiment = load_experiment(["method=hmc", "method.warmup=500", "method.max_leapfrogs=3", "model.hidden=[4]"])
-    recipe = Recipe(experiment.model, experiment.schedule, experiment.prior, experiment.noise, dtype=torch.float64)
+    config = TrainingConfig(
+        experiment.model, experiment.schedule, experiment.prior, experiment.noise, dtype=torch.float64
+    )
     task = make_task("regression", (1,), 1, num_train=10)
     begin = time.perf_counter()
-    fit, evaluation = budgets._posterior_seconds(experiment, recipe, task, 8, CPU)
+    fit, evaluation = budgets._posterior_seconds(experiment, config, task, 8, CPU)
     assert len(moved) == 1, "progress after the first transition ends the probe"
     assert fit > 100 * (time.perf_counter() - begin) / 2 and evaluation > 0

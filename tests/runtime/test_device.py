@@ -13,11 +13,11 @@ from bnn_runner.base import Network
 from bnn_runner.models.cnn import CNN
 from bnn_runner.models.mlp import MLP
 from bnn_runner.tasks import Task
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.state import Lane
 from tests.choices import METHODS, small_method
 from tests.problems import context, make_network, make_task
-from tests.training.test_lanes import ADAM, numbers, recipe
+from tests.training.test_lanes import ADAM, config, numbers
 
 DEVICE = torch.device(os.environ.get("BNN_DEVICE") or "cpu")
 needs_device = pytest.mark.skipif(DEVICE.type == "cpu", reason="BNN_DEVICE names no accelerator")
@@ -59,10 +59,10 @@ def test_training_is_that_of_the_cpu(shape: tuple[int, ...], lanes: int) -> None
     """Planted bugs: another order or other initial weights on the device; a fused update with another decay."""
     task = make_task("classification", shape, 2, num_train=20)
     model: Any = MLP((5,)) if len(shape) == 1 else CNN()
-    r = recipe(model, ADAM, stack="always")
-    for_cpu = Group(r, [Lane(task, s) for s in range(lanes)], torch.device("cpu")).train(None, lambda *_: None)
+    r = config(model, ADAM, stack="always")
+    for_cpu = LaneTrainer(r, [Lane(task, s) for s in range(lanes)], torch.device("cpu")).train(None, lambda *_: None)
     there = task.to(DEVICE, torch.float64)
-    on_device = Group(r, [Lane(there, s) for s in range(lanes)], DEVICE).train(None, lambda *_: None)
+    on_device = LaneTrainer(r, [Lane(there, s) for s in range(lanes)], DEVICE).train(None, lambda *_: None)
     for a, b in zip(for_cpu, on_device, strict=True):
         for name, value in numbers(a).items():
             torch.testing.assert_close(numbers(b)[name].cpu(), value, rtol=1e-5, atol=1e-6, msg=name)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bnn_runner.curvature import weighted_gram
-from bnn_runner.curvature.jacobian_forms import Factored
+from bnn_runner.curvature.jacobian_forms import OuterProductJacobian
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.products import Differentiated
 from bnn_runner.curvature.psd import Repairs, cholesky, eigh
@@ -21,7 +21,7 @@ from bnn_runner.methods.laplace_functional import LaplaceFunctional
 from bnn_runner.methods.laplace_sampled import LaplaceSampled
 from bnn_runner.models.cnn import CNN
 from bnn_runner.models.mlp import MLP
-from bnn_runner.runtime.memory import TooLarge, budget, memory_budget
+from bnn_runner.runtime.memory import TooLarge, limited_memory, memory_limit
 from bnn_runner.runtime.torch_state import true_float32
 from tests.problems import context, make_network, make_task
 
@@ -122,7 +122,7 @@ def test_kept_jacobians_are_within_the_budget() -> None:
     network = make_network(MLP((6,), "tanh"), task)
     model = TangentModel(task, Jacobians(network))
     assert model.keeps and model.in_function_space == dual_tangent.affordable(task, model.jacobians)
-    with memory_budget(4e-5):  # a quarter of 43 kB; the rows take 55 kB
+    with limited_memory(4e-5):  # a quarter of 43 kB; the rows take 55 kB
         assert not model.keeps and not dual_tangent.affordable(task, model.jacobians)
         settled = Laplace(structure="diag", mode="tangent").fit(task, [network], context()).report
     plain = Laplace(structure="diag", mode="tangent").fit(task, [network], context()).report
@@ -153,10 +153,10 @@ def test_a_budget_sizes_chunks_and_changes_no_number() -> None:
     network = make_network(CNN((4,), (3,), "relu"), task)
     method = Laplace(structure="kfac", predict="closed_form")
     expected = method.fit(task, [network], context())
-    with memory_budget(1e-4):
+    with limited_memory(1e-4):
         found = method.fit(task, [network], context())
         sizes = [found.jacobians.batch_size(3, use="factors"), found.jacobians.batch_size(3)]
-        with memory_budget(1e-3):
+        with limited_memory(1e-3):
             wider = found.jacobians.batch_size(3, use="factors")
     assert sizes[1] <= sizes[0] < wider <= expected.jacobians.batch_size(3, use="factors")
     assert found.report["evidence_nats"] == pytest.approx(expected.report["evidence_nats"], rel=1e-10)
@@ -169,9 +169,9 @@ def test_dense_jacobians_are_of_one_layer_and_a_few_points(structure: Any, monke
     network = make_network(CNN((4,), (3,), "relu"), task)
     expected = Laplace(structure=structure).fit(task, [network], context()).moments(task.test.inputs)  # type: ignore[union-attr]
     made: list[int] = []
-    plain = Factored.dense
+    plain = OuterProductJacobian.dense
 
-    def dense(self: Factored) -> torch.Tensor:
+    def dense(self: OuterProductJacobian) -> torch.Tensor:
         made.append(len(self.grads))
         return plain(self)
 
@@ -182,7 +182,7 @@ def test_dense_jacobians_are_of_one_layer_and_a_few_points(structure: Any, monke
     monkeypatch.setattr(weighted_gram, "FLOATS_CACHED", 2 * 3 * 36)
     posterior = Laplace(structure=structure).fit(task, [network], context())
     made.clear()  # of the check at the first points
-    monkeypatch.setattr(Factored, "dense", dense)
+    monkeypatch.setattr(OuterProductJacobian, "dense", dense)
     found = posterior.moments(task.test.inputs)  # type: ignore[union-attr]
     assert torch.allclose(found.covariance, expected.covariance, rtol=1e-10)
     assert made == [2] * 6
@@ -190,16 +190,16 @@ def test_dense_jacobians_are_of_one_layer_and_a_few_points(structure: Any, monke
 
 def test_large_matrices_are_told_of_and_refused_beyond_the_budget() -> None:
     told: list[str] = []
-    with memory_budget(2, told.append):
-        budget().reserve("a small matrix", 2**20, "")
-        budget().reserve("a large matrix", 2**30, "")
+    with limited_memory(2, told.append):
+        memory_limit().reserve("a small matrix", 2**20, "")
+        memory_limit().reserve("a large matrix", 2**30, "")
         with pytest.raises(TooLarge, match=r"about 3 GiB\. At most 2 GiB .*memory_gb=2.*Take less\."):
-            budget().reserve("a larger matrix", 3 * 2**30, "Take less.")
+            memory_limit().reserve("a larger matrix", 3 * 2**30, "Take less.")
     assert told == ["memory   a large matrix: about 1 GiB"]
-    assert budget().gigabytes is None
+    assert memory_limit().gigabytes is None
     task = make_task("regression", (5,), 1)
     network = make_network(MLP((6,), "tanh"), task)
-    with memory_budget(1e-6):
+    with limited_memory(1e-6):
         for structure in ("full", "block", "kfac"):
             with pytest.raises(RunFailed, match="memory_gb=1e-06"):
                 Laplace(structure=structure).fit(task, [network], context())  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from bnn_runner.sweeps.child_process import run_apart
 from bnn_runner.sweeps.plan import Loader, make_plan
 from bnn_runner.sweeps.plan_cache import Memory
 from bnn_runner.tasks import Task
-from bnn_runner.training.state import Recipe
+from bnn_runner.training.state import TrainingConfig
 
 MOODY = """
 import os
@@ -260,7 +260,7 @@ def test_finished_cells_of_other_data_are_run_again(folder: Path) -> None:
 
 def test_lanes_give_the_rows_of_single_runs_in_float64(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to = Task.to
-    monkeypatch.setattr(runner, "Recipe", functools.partial(Recipe, dtype=torch.float64))
+    monkeypatch.setattr(runner, "TrainingConfig", functools.partial(TrainingConfig, dtype=torch.float64))
     monkeypatch.setattr(Task, "to", lambda self, device, dtype: to(self, device, torch.float64))
     words = [*FAST, "schedule.epochs=40", "method=map", "seed="]
 

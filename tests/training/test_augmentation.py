@@ -15,10 +15,10 @@ from bnn_runner.experiment import load_experiment
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.rng import generator
 from bnn_runner.training.augmentation import CropFlip, Unchanged
-from bnn_runner.training.engine import Group
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.state import Lane
 from tests.problems import context, make_task
-from tests.training.test_lanes import ADAM, CPU, Conv, assert_close, assert_equal, recipe, stop_after, train
+from tests.training.test_lanes import ADAM, CPU, Conv, assert_close, assert_equal, config, stop_after, train
 
 EVERYTHING = CropFlip(padding=2, flip=True, cutout=3)
 
@@ -61,7 +61,7 @@ def test_every_image_is_moved_as_it_was_drawn(augment: CropFlip) -> None:
 def test_a_lane_sees_what_it_would_see_alone() -> None:
     """Planted bugs: one stream for all lanes; a stream of the group's first seed; augmentation that does nothing."""
     task = make_task("classification", (1, 6, 6), 2, num_train=19)
-    r = recipe(Conv(), replace(ADAM, epochs=2), augment=EVERYTHING, stack="always")
+    r = config(Conv(), replace(ADAM, epochs=2), augment=EVERYTHING, stack="always")
     lanes = [Lane(task, 1), Lane(task, 2)]
     together = train(r, lanes)
     for lane, network in zip(lanes, together, strict=True):
@@ -75,19 +75,19 @@ def test_a_lane_sees_what_it_would_see_alone() -> None:
 def test_a_resumed_training_sees_the_same_images(tmp_path: Path, steps: int) -> None:
     """Planted bugs: numbers drawn from a generator that begins anew; the same ones in every epoch."""
     task = make_task("classification", (1, 6, 6), 2, num_train=37)
-    r = recipe(Conv(), replace(ADAM, epochs=3), augment=EVERYTHING)
+    r = config(Conv(), replace(ADAM, epochs=3), augment=EVERYTHING)
     path, lanes = tmp_path / "x.pt", [Lane(task, 1)]
     with pytest.raises(Interrupted):
-        Group(r, lanes, CPU).train(path, *stop_after(steps))
+        LaneTrainer(r, lanes, CPU).train(path, *stop_after(steps))
     assert_equal(train(r, lanes, checkpoint=path)[0], train(r, lanes)[0])
-    group = Group(r, lanes, CPU)
+    group = LaneTrainer(r, lanes, CPU)
     assert not torch.equal(group._epoch(0)[1], group._epoch(1)[1])
 
 
 def test_posteriors_are_fitted_to_clean_images() -> None:
     """Planted bug (PITFALLS C4): a fit over augmented batches, so that two fits of one network differ."""
     task = make_task("classification", (1, 6, 6), 2, num_train=12)
-    network = train(recipe(Conv(), replace(ADAM, epochs=1, warmup_epochs=0), augment=EVERYTHING), [Lane(task, 1)])[0]
+    network = train(config(Conv(), replace(ADAM, epochs=1, warmup_epochs=0), augment=EVERYTHING), [Lane(task, 1)])[0]
     method = Laplace(structure="kfac")
     first, second = (method.fit(task, [network], context()) for _ in range(2))
     assert first.report["evidence_nats"] == second.report["evidence_nats"]

@@ -20,13 +20,13 @@ from bnn_runner.runs.citations import bibliography
 from bnn_runner.runtime import console as progresses
 from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.devices import pick_device
-from bnn_runner.training.engine import Group, _laid_out
+from bnn_runner.training.engine import LaneTrainer, _laid_out
 from bnn_runner.training.optimizers import SGD, Adam
 from bnn_runner.training.provider import Training
 from bnn_runner.training.schedules import Schedule
 from bnn_runner.training.state import Lane
 from tests.problems import make_task
-from tests.training.test_lanes import CPU, assert_equal, recipe, train, workplan
+from tests.training.test_lanes import CPU, assert_equal, config, train, workplan
 
 DECAYS = (0.3, 0.0, 0.3, 0.05)
 
@@ -83,7 +83,7 @@ def test_gradients_of_another_layout_are_not_scrambled(fused: bool) -> None:
 def test_a_single_network_for_images_lies_channels_last() -> None:
     """Planted bug: weights that are not the module's own, or a trained network that keeps the training's layout."""
     task = make_task("classification", (3, 8, 8), 2, num_train=12)
-    group = Group(recipe(ResNet20(), Schedule("sgd", epochs=1, batch_size=6, lr=0.01)), [Lane(task, 1)], CPU)
+    group = LaneTrainer(config(ResNet20(), Schedule("sgd", epochs=1, batch_size=6, lr=0.01)), [Lane(task, 1)], CPU)
     stem = group.state.parameters["stem.weight"]
     assert stem.shape == (1, 16, 3, 3, 3) and stem[0].is_contiguous(memory_format=torch.channels_last)
     assert stem.data_ptr() == group.module.stem.weight.data_ptr()  # type: ignore[union-attr,operator]
@@ -96,7 +96,7 @@ def test_a_single_network_for_images_lies_channels_last() -> None:
 def test_a_compilation_that_fails_is_told_and_changes_nothing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bugs: a failure that ends the run, or is silent; the trial that moves running statistics."""
     task = make_task("regression", (3,), 1, num_train=20)
-    plain = recipe(MLP(hidden=(4,), norm="batch"))
+    plain = config(MLP(hidden=(4,), norm="batch"))
     expected = train(plain, [Lane(task, 5)])[0]
 
     def broken(module: torch.nn.Module) -> Any:
@@ -109,7 +109,7 @@ def test_a_compilation_that_fails_is_told_and_changes_nothing(tmp_path: Any, mon
     for index, (compiler, told) in enumerate([(broken, ["no C++ compiler"]), (lambda module: module, [])]):
         monkeypatch.setattr(torch, "compile", compiler)
         said: list[str] = []
-        plan = workplan(tmp_path / str(index), recipe(plain.model, compile=True), said.append)
+        plan = workplan(tmp_path / str(index), config(plain.model, compile=True), said.append)
         training = Training(task, 5, "key", "only")
         assert plan.train_missing([training]) == {}
         network = plan.load(training)

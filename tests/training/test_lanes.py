@@ -29,10 +29,10 @@ from bnn_runner.runtime import leases
 from bnn_runner.runtime.leases import Lease
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training.cache import NetworkCache
-from bnn_runner.training.engine import Diverged, Group
-from bnn_runner.training.provider import Training, Workplan
+from bnn_runner.training.engine import Diverged, LaneTrainer
+from bnn_runner.training.provider import NetworkProvider, Training
 from bnn_runner.training.schedules import Schedule
-from bnn_runner.training.state import Lane, Recipe
+from bnn_runner.training.state import Lane, TrainingConfig
 from tests.problems import make_task
 
 ROOT = Path(__file__).parents[2]
@@ -64,12 +64,14 @@ class Conv:
         return ConvNetwork(spec.num_outputs)
 
 
-def recipe(model: Model, schedule: Schedule = ADAM, **changes: Any) -> Recipe:
-    return Recipe(model, schedule, **{"prior": Isotropic(2.0), "noise": NoiseRule(), "dtype": torch.float64} | changes)
+def config(model: Model, schedule: Schedule = ADAM, **changes: Any) -> TrainingConfig:
+    return TrainingConfig(
+        model, schedule, **{"prior": Isotropic(2.0), "noise": NoiseRule(), "dtype": torch.float64} | changes
+    )
 
 
-def train(r: Recipe, lanes: list[Lane], **arguments: Any) -> list[Network]:
-    return Group(r, lanes, CPU).train(arguments.pop("checkpoint", None), lambda *_: None, **arguments)
+def train(r: TrainingConfig, lanes: list[Lane], **arguments: Any) -> list[Network]:
+    return LaneTrainer(r, lanes, CPU).train(arguments.pop("checkpoint", None), lambda *_: None, **arguments)
 
 
 def numbers(network: Network) -> dict[str, Tensor]:
@@ -109,8 +111,8 @@ def test_a_lane_among_others_is_the_lane_alone(name: str, schedule: Schedule, ki
     model, shape, strategy = MODELS[name]
     shared, other = (make_task(kind, shape, 2, num_train=37, seed=s) for s in (0, 1))
     lanes = [Lane(shared, 11), Lane(shared, 12), Lane(other, 12), Lane(other, 13)]
-    r = recipe(model, schedule, prior=Layerwise(1.5), stack="always")
-    group = Group(r, lanes, CPU)
+    r = config(model, schedule, prior=Layerwise(1.5), stack="always")
+    group = LaneTrainer(r, lanes, CPU)
     assert group.strategy == strategy
     together = group.train(None, lambda *_: None)
     for i in (1, 2, 3):
@@ -128,7 +130,7 @@ def test_float32_lanes_begin_alike() -> None:
     """Planted bug: other initial weights, or another order, for stacked lanes than for a single one in float32."""
     task = make_task("regression", (3,), 1).to(CPU, torch.float32)
     short = replace(ADAM, epochs=1, batch_size=20, warmup_epochs=0)
-    r = recipe(MLP(hidden=(6,)), short, dtype=torch.float32)
+    r = config(MLP(hidden=(6,)), short, dtype=torch.float32)
     lanes = [Lane(task, s) for s in (1, 2, 3)]
     for together, lane in zip(train(r, lanes), lanes, strict=True):
         assert_close(together, train(r, [lane])[0], rtol=1e-5, atol=1e-6)
@@ -139,7 +141,7 @@ def test_no_point_is_dropped_and_none_is_left_alone() -> None:
     task = make_task("regression", (3,), 1, num_train=65)
     for model in (MLP(hidden=(5,), norm="batch"), MLP(hidden=(5,))):
         still = Schedule("sgd", epochs=1, batch_size=64, lr=1e-12, shape="constant", momentum=0.0)
-        group = Group(recipe(model, still), [Lane(task, 0), Lane(task, 1)], CPU)
+        group = LaneTrainer(config(model, still), [Lane(task, 0), Lane(task, 1)], CPU)
         sizes = [b - a for a, b in group.bounds]
         assert sum(sizes) == 65 and max(sizes) <= 64 and min(sizes) >= 2
         trained = group.train(None, lambda *_: None)
@@ -152,7 +154,7 @@ def test_no_point_is_dropped_and_none_is_left_alone() -> None:
         else:
             assert all(int(n.buffers["norms.0.num_batches_tracked"]) == len(sizes) for n in trained)
     with pytest.raises(UserError, match="batch_size"):
-        Group(recipe(MLP(hidden=(5,), norm="batch"), replace(ADAM, batch_size=1)), [Lane(task, 0)], CPU)
+        LaneTrainer(config(MLP(hidden=(5,), norm="batch"), replace(ADAM, batch_size=1)), [Lane(task, 0)], CPU)
 
 
 # ------------------------------------------------------------------------- scalings of the objective
@@ -190,7 +192,7 @@ def test_map_of_a_linear_model_is_ridge_regression(optimizer: Any, batch_size: i
     size = float(expected.norm())
     for data, p in ((task, precision), (doubled(task), 2 * precision)):
         whole = replace(schedule, batch_size=batch_size * len(data.train) // 40)
-        network = train(recipe(MLP(hidden=()), whole, prior=Isotropic(p), noise=noise), [Lane(data, 1)])[0]
+        network = train(config(MLP(hidden=()), whole, prior=Isotropic(p), noise=noise), [Lane(data, 1)])[0]
         found = torch.cat([network.parameters["out.weight"], network.parameters["out.bias"].unsqueeze(1)], 1)
         assert float((found - expected).norm()) < tolerance * size
     # The comparison can fail: half or double the precision is far away.
@@ -202,7 +204,7 @@ def test_map_sits_at_a_zero_of_the_log_posterior() -> None:
     """Planted bug: noise that is learned from another objective than the weights are."""
     task = make_task("regression", (2,), 1, num_train=30)
     long = Schedule("adam", epochs=1000, batch_size=30, lr=0.02)
-    network = train(recipe(MLP(hidden=(3,)), long, prior=Isotropic(3.0)), [Lane(task, 0)])[0]
+    network = train(config(MLP(hidden=(3,)), long, prior=Isotropic(3.0)), [Lane(task, 0)])[0]
     parameters = {n: p.clone().requires_grad_() for n, p in network.parameters.items()}
     assert isinstance(network.likelihood, Gaussian)
     log_noise = network.likelihood.log_noise.clone().requires_grad_()
@@ -217,7 +219,7 @@ def test_map_sits_at_a_zero_of_the_log_posterior() -> None:
 def test_residual_noise_is_the_root_mean_square_residual() -> None:
     """Planted bug: the residual of the standardised targets in original units, or that of the initial network."""
     task = make_task("regression", (2,), 2, num_train=30)
-    network = train(recipe(MLP(hidden=(4,)), noise=NoiseRule("residual")), [Lane(task, 0), Lane(task, 1)])[1]
+    network = train(config(MLP(hidden=(4,)), noise=NoiseRule("residual")), [Lane(task, 0), Lane(task, 1)])[1]
     residual = (task.train.targets - network(task.train.inputs)).square().mean(0).sqrt()  # type: ignore[operator]
     torch.testing.assert_close(numbers(network)["log_noise"].exp(), residual)
 
@@ -304,16 +306,16 @@ def test_a_resumed_training_is_bit_identical(
     """Planted bugs: momentum, Adam's moments or its step count not saved; the order of the epoch drawn anew; the
     running statistics, the noise or the epoch's loss so far forgotten; the warm-up begun again."""
     task = make_task("regression", (3,), 1, num_train=37).to(CPU, dtype)
-    r = recipe(MLP(hidden=(6,), activation="relu", norm="batch"), schedule, dtype=dtype)
+    r = config(MLP(hidden=(6,), activation="relu", norm="batch"), schedule, dtype=dtype)
     lanes = [Lane(task, 1), Lane(task, 2)]
     straight = train(r, lanes)
     path = tmp_path / "partial" / "x.pt"
     progress, stop = stop_after(steps)
     with pytest.raises(Interrupted, match="epochs"):
-        Group(r, lanes, CPU).train(path, progress, stop)
+        LaneTrainer(r, lanes, CPU).train(path, progress, stop)
     assert path.exists()
     seen: list[int] = []
-    resumed = Group(r, lanes, CPU).train(path, lambda stage, done, total: seen.append(done))
+    resumed = LaneTrainer(r, lanes, CPU).train(path, lambda stage, done, total: seen.append(done))
     assert seen == list(range(steps + 1, 13)), "it goes on from the checkpoint, not from the start"
     for a, b in zip(straight, resumed, strict=True):
         assert_equal(a, b)
@@ -325,18 +327,18 @@ def test_a_resumed_training_is_bit_identical(
 def test_a_damaged_or_foreign_checkpoint_is_not_trusted(tmp_path: Path) -> None:
     """Planted bugs: a truncated checkpoint ends the run; one of another network is loaded as far as it goes."""
     task = make_task("regression", (3,), 1, num_train=20)
-    r = recipe(MLP(hidden=(6,)))
+    r = config(MLP(hidden=(6,)))
     lanes, path = [Lane(task, 1)], tmp_path / "x.pt"
     straight = train(r, lanes)[0]
     progress, stop = stop_after(2)
     with pytest.raises(Interrupted):
-        Group(r, lanes, CPU).train(path, progress, stop)
+        LaneTrainer(r, lanes, CPU).train(path, progress, stop)
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"nonsense"):
         path.write_bytes(content)
         assert_equal(train(r, lanes, checkpoint=path)[0], straight)
     with pytest.raises(Interrupted):
-        Group(recipe(MLP(hidden=(7,))), lanes, CPU).train(path, *stop_after(2))
+        LaneTrainer(config(MLP(hidden=(7,))), lanes, CPU).train(path, *stop_after(2))
     assert_equal(train(r, lanes, checkpoint=path)[0], straight)
 
 
@@ -352,16 +354,18 @@ def poisoned(task: Task) -> Task:
     return replace(task, train=replace(task.train, targets=bad), fingerprint=task.fingerprint + " poisoned")
 
 
-def workplan(path: Path, r: Recipe, say: Callable[[str], None] = lambda text: None, **changes: Any) -> Workplan:
+def workplan(
+    path: Path, r: TrainingConfig, say: Callable[[str], None] = lambda text: None, **changes: Any
+) -> NetworkProvider:
     arguments: dict[str, Any] = {"progress": lambda *_: None, "stop": lambda: False} | changes
-    return Workplan(r, NetworkCache(path), CPU, say, **arguments)
+    return NetworkProvider(r, NetworkCache(path), CPU, say, **arguments)
 
 
 def test_a_diverging_lane_is_named_and_the_others_survive(tmp_path: Path) -> None:
     """Planted bugs: NaN that spreads over lanes; a failure of one that throws all away; a network that diverged in
     the cache."""
     task = make_task("regression", (3,), 1, num_train=20)
-    r = recipe(MLP(hidden=(6,)))
+    r = config(MLP(hidden=(6,)))
     lanes = [Lane(task, 1), Lane(poisoned(task), 2), Lane(task, 3)]
     with pytest.raises(Diverged, match=r"step [12] ") as caught:
         train(r, lanes)
@@ -387,7 +391,7 @@ def test_whether_to_stack_is_decided_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("bnn_runner.training.engine.choose_strategy", undecided)
     task = make_task("regression", (1, 6, 6), 1, num_train=12)
-    plan = workplan(tmp_path, recipe(Conv(), replace(ADAM, epochs=1, warmup_epochs=0)))
+    plan = workplan(tmp_path, config(Conv(), replace(ADAM, epochs=1, warmup_epochs=0)))
     assert plan.train_missing([Training(task, s, f"key{s}", "") for s in (1, 2)]) == {}
 
 
@@ -399,7 +403,7 @@ def test_the_first_loss_that_is_not_finite_ends_training(schedule: Schedule) -> 
     task = make_task("regression", (3,), 1, num_train=20)
     steps: list[int] = []
     with pytest.raises(Diverged, match="step"):
-        Group(recipe(MLP(hidden=(6,)), replace(schedule, warmup_epochs=0)), [Lane(task, 1)], CPU).train(
+        LaneTrainer(config(MLP(hidden=(6,)), replace(schedule, warmup_epochs=0)), [Lane(task, 1)], CPU).train(
             None, lambda s, d, t: steps.append(d)
         )
     assert len(steps) < 5
@@ -412,7 +416,7 @@ def test_weights_that_overflow_in_the_last_step_are_noticed() -> None:
     big = replace(task.train, targets=1e3 * task.train.targets)  # type: ignore[operator]
     noise = NoiseRule("fixed", sigma=0.01)
     with pytest.raises(Diverged):
-        train(recipe(MLP(hidden=(6,)), one_step, noise=noise), [Lane(replace(task, train=big), 1)])
+        train(config(MLP(hidden=(6,)), one_step, noise=noise), [Lane(replace(task, train=big), 1)])
 
 
 # --------------------------------------------------------------------------------------- cache
@@ -430,7 +434,7 @@ def _flip(content: bytes) -> bytes:
 def test_a_damaged_cache_entry_is_rebuilt(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     """Planted bug: an entry that is trusted because it is there (a digest that is not compared)."""
     task = make_task("classification", (3,), 2, num_train=20)
-    r = recipe(MLP(hidden=(4,), norm="batch"))
+    r = config(MLP(hidden=(4,), norm="batch"))
     training = Training(task, 5, "key", "only")
     said: list[str] = []
     plan = workplan(tmp_path, r, said.append)
@@ -453,8 +457,8 @@ def test_an_entry_of_another_shape_is_not_loaded(tmp_path: Path) -> None:
     """Planted bug: shapes that are not compared, so that a changed model gives a strange network."""
     task = make_task("classification", (3,), 2, num_train=20)
     training = Training(task, 5, "key", "only")
-    workplan(tmp_path, recipe(MLP(hidden=(4,)))).train_missing([training])
-    wider = workplan(tmp_path, recipe(MLP(hidden=(5,))))
+    workplan(tmp_path, config(MLP(hidden=(4,)))).train_missing([training])
+    wider = workplan(tmp_path, config(MLP(hidden=(5,))))
     assert wider.load(training) is None
     assert wider.train_missing([training]) == {}
     network = wider.load(training)
@@ -536,7 +540,7 @@ RACE = """
 import sys, time, torch
 from pathlib import Path
 from tests.problems import make_task
-from tests.training.test_lanes import MLP, Lane, Schedule, Training, recipe, workplan
+from tests.training.test_lanes import MLP, Lane, Schedule, Training, config, workplan
 folder, me = Path(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 task = make_task("regression", (3,), 1, num_train=20)
@@ -549,7 +553,7 @@ def progress(stage, done, total):
 trainings = [Training(task, s, f"key{s}", "") for s in (1, 2)]
 if me == "b":
     trainings.reverse()
-plan = workplan(folder, recipe(MLP(hidden=(6,)), Schedule(epochs=60, batch_size=20)), print, progress=progress)
+plan = workplan(folder, config(MLP(hidden=(6,)), Schedule(epochs=60, batch_size=20)), print, progress=progress)
 (folder / ("ready-" + me)).touch()
 while not all((folder / ("ready-" + n)).exists() for n in "ab"):
     time.sleep(0.01)

@@ -22,7 +22,7 @@ def probe_points(test: Split, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() else x
 
 
-def function_spread(outputs: Tensor, likelihood: Likelihood) -> float:
+def function_diversity(outputs: Tensor, likelihood: Likelihood) -> float:
     """Mean over points of the standard deviation over the draws [S, B, K]; 0 for one draw.
 
     Of class probabilities, or of the mean of y in units of the noise's root mean square over draws and points.
@@ -37,7 +37,7 @@ def function_spread(outputs: Tensor, likelihood: Likelihood) -> float:
     return float((mean / noise).std(0).mean())
 
 
-def spread_notes(spread: float, likelihood: Likelihood, draws_of: str, advice: str) -> list[str]:
+def diversity_notes(spread: float, likelihood: Likelihood, draws_of: str, advice: str) -> list[str]:
     """What the row says of a posterior whose draws hardly differ; nothing where they do."""
     if spread >= LEAST_SPREAD:
         return []
