@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,23 +15,16 @@ from torch import Tensor
 from bnn_runner.base import HyperRule, Network, PrecisionProblem
 from bnn_runner.curvature.groups import Group
 from bnn_runner.curvature.jacobians import Jacobians
-from bnn_runner.curvature.psd import Repairs, wide
+from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import RunFailed
 from bnn_runner.hyper.tied_precisions import family_of
-from bnn_runner.laplace.evidence import At, Curvature, log_evidence, log_likelihood
+from bnn_runner.laplace.evidence import At, Curvature, log_evidence
 from bnn_runner.laplace.g_prior import g_prior
-from bnn_runner.laplace.noise_evidence import NoiseProblem, NoisyCurvature, with_noise
+from bnn_runner.laplace.noise_evidence import NoiseProblem
 from bnn_runner.laplace.prior_diagonal import PriorShape
 from bnn_runner.laplace.validation_score import Validation, validation_logliks
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.tasks import Task, TaskSpec
-
-if TYPE_CHECKING:
-    from bnn_runner.laplace.evidence_point import EvidencePoint
-
-
-FAR_NATS = 1.0
-"""A noise that costs the trained network more than this is told."""
 
 
 def noise_of(rule: HyperRule | None) -> str:
@@ -126,78 +118,6 @@ class PriorFamily:
             dimension_samples=getattr(curvature, "dimension_samples", None),
         )
         return problem if self.noise is None else self.noise.profiled(problem, at, curvature)
-
-    def settled(self, point: EvidencePoint) -> Selection:
-        """The posterior's parts at what was decided."""
-        choice, groups = point.choice, self.curvature.groups
-        report: dict[str, Any] = {"hyper_family": self.family}
-        if self.family == "g":
-            report["held_for_want_of_curvature"] = self.prior.held
-        report |= precision_report(choice.precisions, groups)
-        if self.noise is None:
-            return Selection(self.curvature, self.jacobians, choice.precisions, point.evidence, point.loglik, report)
-        if choice.report["hyper_status"] == "diverged":  # the noise keeps its start value too
-            beta, loglik = 1.0, point.at(choice.precisions)[0]
-            evidence = float(log_evidence(*point.at(choice.precisions), self.curvature, choice.precisions))
-        else:
-            evidence = point.evidence
-            beta, loglik = self.noise.settled(choice.precisions, point.at)
-        network = with_noise(self.jacobians.network, beta)
-        notes: tuple[str, ...] = ()
-        if point.mode == "tangent" and (lost := loglik - log_likelihood(self.task, network)) > FAR_NATS:
-            notes = (
-                "hyper.noise=evidence: the noise is that of the tangent model's optimum, and predictions lie around "
-                "the network's own outputs, which under it make the training targets "
-                f"{lost:.3g} nats less likely. Train to the optimum (schedule.epochs), or use method.mode=network",
-            )
-        if self.family != "g":  # λ of the g-prior stays what it is: diag(βH) is its unit
-            report |= precision_report(beta * choice.precisions, groups)
-        return Selection(
-            NoisyCurvature(self.curvature, beta),
-            Jacobians.from_state(self.jacobians.state() | {"network": network}),
-            beta * choice.precisions,
-            evidence,
-            loglik,
-            report
-            | {
-                "noise": "evidence",
-                "noise_sigma": _sigma(network, self.task),
-                "noise_sigma_trained": _sigma(self.jacobians.network, self.task),
-            },
-            notes,
-        )
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Curvature, Jacobians (with the noise chosen), precisions, evidence, log-likelihood (nats), facts for the row."""
-
-    curvature: Curvature
-    jacobians: Jacobians
-    precisions: Tensor
-    evidence: float
-    loglik: float
-    report: dict[str, Any]
-    notes: tuple[str, ...] = ()
-
-
-def _sigma(network: Network, task: Task) -> list[float]:
-    """Noise standard deviation of each output in the target's own units."""
-    assert isinstance(network.likelihood, Gaussian)
-    sigma = wide(network.likelihood.log_noise).exp() * wide(task.target_scale)
-    return sigma.expand(task.spec.num_outputs).tolist()
-
-
-def precision_report(precisions: Tensor, groups: Sequence[Group]) -> dict[str, Any]:
-    """For the row: the one precision, that of each group by name, or of one a weight the quartiles."""
-    if bool((precisions == precisions[0]).all()):
-        return {"prior_precision": float(precisions[0])}
-    if len(precisions) == len(groups):
-        named = zip((g.name for g in groups), precisions.tolist(), strict=True)
-        return {"prior_precision": None, "prior_precisions": dict(named)}
-    ordered = precisions.sort().values
-    quartiles = [float(ordered[round(q * (len(ordered) - 1))]) for q in (0, 0.25, 0.5, 0.75, 1)]
-    return {"prior_precision": None, "prior_precision_quartiles": quartiles}
 
 
 def _training_prior(network: Network, groups: Sequence[Group]) -> Tensor:
