@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from bnn_runner.base import Method, Model, Network, Posterior, model_problems
-from bnn_runner.config.groups import BLOCKS
+from bnn_runner.config.groups import BLOCKS, Catalogue
 from bnn_runner.experiment import build
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.tasks import Task
 from tests.problems import context, make_network, make_task
 
 CONF = Path(__file__).parents[1] / "conf"
+CATALOGUE = Catalogue()
 SHAPES = {(3,): 0, (1, 16, 16): 0, (3, 8, 8): 0, (5,): 7}
 """Shapes of small inputs, with the vocabulary where they are token ids."""
 KINDS = ("regression", "classification")
@@ -37,7 +37,7 @@ STAND_INS = {"module": "tests.user_networks.SmallConv"}
 
 def target(group: str, name: str) -> str:
     """The class that a YAML describes."""
-    found: str | None = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())["_target_"]
+    found: str | None = CATALOGUE.load(group, name)["_target_"]
     return (found or STAND_INS[name]).rpartition(".")[2]
 
 
@@ -49,7 +49,7 @@ def one_of_each(models: list[str]) -> list[str]:
 
 def make(group: str, name: str, /, **changes: Any) -> Any:
     """The object that a YAML describes, some fields changed."""
-    node = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
+    node = CATALOGUE.load(group, name)
     node.pop(BLOCKS.get(group), None)
     node |= {k: v for k, v in changes.items() if k in node}
     if node["_target_"] is None:
@@ -73,7 +73,7 @@ NARROW: dict[str, dict[str, Any]] = {
 
 def small_model(name: str) -> Model:
     """As its YAML says, but narrow."""
-    node = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
+    node = CATALOGUE.load("model", name)
     return make("model", name, hidden=[6] * len(node.get("hidden", [])), **NARROW.get(target("model", name), {}))
 
 

@@ -137,7 +137,7 @@ class Catalogue:
         return f"{group}={choice} is not a choice.{did_you_mean(choice, names)} The choices of {group}: {listed}."
 
     def load(self, group: str, choice: str) -> dict[str, Any]:
-        """The choice's keys, with those of the choices of its own group that its defaults list names."""
+        """The choice's keys over those of its bases: the choices of its group that its defaults list names."""
         problem = self.problem_with(group, choice)
         if problem:
             raise UserError(problem)
@@ -148,8 +148,8 @@ class Catalogue:
         for entry in own.get("defaults") or []:
             if entry == "_self_":
                 tree, placed = merge(tree, body), True
-            elif isinstance(entry, str) and entry != choice and entry in self.groups[group]:
-                tree = merge(tree, self.load(group, entry))
+            elif isinstance(entry, str) and (base := entry.partition("@")[0]) != choice and base in self.groups[group]:
+                tree = merge(tree, self.load(group, base))
         return tree if placed else merge(tree, body)
 
     def group_overrides(self, group: str, choice: str) -> dict[str, Any]:

@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from hydra.utils import get_class, instantiate
 from PIL import Image
 
+from bnn_runner.config.groups import Catalogue
 from bnn_runner.errors import UserError
 from bnn_runner.tasks import DataSet, Split, Task
 
 CONF = Path(__file__).parents[2] / "conf"
+CATALOGUE = Catalogue()
 CHOICES = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
 NO_FILES_NEEDED = {
     "bbb_curve",
@@ -40,7 +41,7 @@ every_choice = pytest.mark.parametrize("choice", CHOICES)
 
 
 def read_yaml(choice: str) -> dict:
-    return yaml.safe_load((CONF / "data" / f"{choice}.yaml").read_text())
+    return CATALOGUE.load("data", choice)
 
 
 OWN: dict[str, Path] = {}
@@ -134,21 +135,19 @@ def test_recommendations_name_what_there_is(choice):
     recommended = read_yaml(choice)["recommended"]
     assert {"model", "schedule", "prior", "hyper", "values"} <= set(recommended)
     blocks = [recommended]
-    for model, block in recommended.get("for_model", {}).items():
-        blocks.append(recommended | {"model": model} | block)
+    for model, block in (recommended.get("for_model") or {}).items():
+        blocks += [recommended | {"model": model} | block] if block is not None else []
     for block in blocks:
         for dotted in block["values"]:
             group, key = dotted.split(".", 1)
             own = group in ("eval", "likelihood")
-            path = CONF / "config.yaml" if own else CONF / group / f"{block[group]}.yaml"
-            known = yaml.safe_load(path.read_text())
-            assert key in (known[group] if own else known), dotted
+            assert key in (CATALOGUE.base[group] if own else CATALOGUE.load(group, block[group])), dotted
     small = recommended.get("small", {})
     chosen = recommended | {"data": choice} | {key: value for key, value in small.items() if "." not in key}
     for dotted in (key for key in small if "." in key):
         group, key = dotted.split(".", 1)
-        known = yaml.safe_load((CONF / "config.yaml").read_text())[group] if group == "eval" else None
-        assert key in (known or yaml.safe_load((CONF / group / f"{chosen[group]}.yaml").read_text())), dotted
+        known = CATALOGUE.base[group] if group == "eval" else CATALOGUE.load(group, chosen[group])
+        assert key in known, dotted
 
 
 @every_choice

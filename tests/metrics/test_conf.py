@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
+from bnn_runner.config.groups import Catalogue
 from bnn_runner.scoring import Evaluation, Metric, SplitEvaluation
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "metric").glob("*.yaml"))
 
 
 def build(path):
-    settings = yaml.safe_load(path.read_text())
+    settings = Catalogue().load("metric", path.stem)
     module, _, name = settings.pop("_target_").rpartition(".")
     return getattr(importlib.import_module(module), name), settings
 
