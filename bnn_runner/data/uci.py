@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -84,6 +85,7 @@ class UCIRegression:
     val_fraction: float
     train_size: int | None
     test_size: int | None
+    cites: ClassVar[tuple[str, ...]] = ("hernandezlobato2015", "foong2019")
 
     def spec(self) -> TaskSpec:
         """What is known before reading. Raises `UserError` for values that cannot be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -147,6 +147,7 @@ class UCIClassification:
     val_fraction: float
     train_size: int | None
     test_size: int | None
+    cites: ClassVar[tuple[str, ...]] = ("immer2021",)
 
     def spec(self) -> TaskSpec:
         """What is known before reading. Raises `UserError` for values that cannot be."""

@@ -37,6 +37,7 @@ class EM:
     low: float = 1e-6
     high: float = 1e8
     needs_validation: ClassVar[bool] = False
+    cites: ClassVar[tuple[str, ...]] = ("dempster1977", "mackay1992")
 
     def __post_init__(self) -> None:
         problems = range_problems(self.low, self.high, self.steps)

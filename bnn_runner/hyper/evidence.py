@@ -44,6 +44,7 @@ class Evidence:
     low: float = 1e-6
     high: float = 1e8
     needs_validation: ClassVar[bool] = False
+    cites: ClassVar[tuple[str, ...]] = ("mackay1992", "immer2021evidence")
 
     def __post_init__(self) -> None:
         raise_all(range_problems(self.low, self.high, self.steps))

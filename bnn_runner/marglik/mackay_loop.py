@@ -42,6 +42,7 @@ class MacKayLoop:
     low: float = 1e-6
     high: float = 1e8
     needs_validation: ClassVar[bool] = False
+    cites: ClassVar[tuple[str, ...]] = ("mackay1992",)
 
     def __post_init__(self) -> None:
         problems = self._evidence.problems()

@@ -100,6 +100,7 @@ class ConcreteDropout:
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = False
     predictive: ClassVar[Predictive] = "draws"
+    cites: ClassVar[tuple[str, ...]] = ("gal2017",)
 
     def __post_init__(self) -> None:
         problems = []

@@ -20,6 +20,7 @@ class Ensemble:
     finite: ClassVar[bool] = True
     uses_hyper: ClassVar[bool] = False
     predictive: ClassVar[Predictive] = "draws"
+    cites: ClassVar[tuple[str, ...]] = ("lakshminarayanan2017",)
 
     def __post_init__(self) -> None:
         if self.size < 1:

@@ -62,6 +62,7 @@ class Laplace:
     tangent_passes: int | None = None
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = True
+    cites: ClassVar[tuple[str, ...]] = ("mackay1992", "khan2019", "immer2021", "daxberger2021")
 
     def __post_init__(self) -> None:
         problems = []

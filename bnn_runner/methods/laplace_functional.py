@@ -57,6 +57,7 @@ class LaplaceFunctional:
     predictive: ClassVar[Predictive] = "draws"
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = True
+    cites: ClassVar[tuple[str, ...]] = ("khan2019", "immer2021", "deng2022")
 
     def __post_init__(self) -> None:
         problems = [

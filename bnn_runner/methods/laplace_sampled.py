@@ -69,6 +69,7 @@ class LaplaceSampled:
     predictive: ClassVar[Predictive] = "draws"
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = True
+    cites: ClassVar[tuple[str, ...]] = ("mackay1992", "khan2019", "immer2021", "antoran2023")
 
     def __post_init__(self) -> None:
         problems = [

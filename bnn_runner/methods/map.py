@@ -18,6 +18,7 @@ class MAP:
     finite: ClassVar[bool] = True
     uses_hyper: ClassVar[bool] = False
     predictive: ClassVar[Predictive] = "draws"
+    cites: ClassVar[tuple[str, ...]] = ("mackay1992",)
 
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
         return []

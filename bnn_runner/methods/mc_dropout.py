@@ -85,6 +85,7 @@ class MCDropout:
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = False
     predictive: ClassVar[Predictive] = "draws"
+    cites: ClassVar[tuple[str, ...]] = ("gal2016", "srivastava2014")
 
     def __post_init__(self) -> None:
         problems = []

@@ -133,6 +133,7 @@ class SWAG:
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = False
     predictive: ClassVar[Predictive] = "draws"
+    cites: ClassVar[tuple[str, ...]] = ("maddox2019", "wilson2020")
 
     def __post_init__(self) -> None:
         problems = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class Dyadic:
     repeats: int
     variant: Literal["uniform", "forced"]
     tolerance: float
+    cites: ClassVar[tuple[str, ...]] = ("osband2022",)
 
     def __post_init__(self) -> None:
         positive_integers("dyadic", kappas=self.kappas, labels=self.labels, repeats=self.repeats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from bnn_runner.metrics.blocks import Blocks, draw_scores, permutations
 from bnn_runner.metrics.checks import positive_integers
@@ -28,6 +29,7 @@ class Joint:
     taus: Sequence[int]
     repeats: int
     tolerance: float
+    cites: ClassVar[tuple[str, ...]] = ("osband2022",)
 
     def __post_init__(self) -> None:
         positive_integers("joint", taus=self.taus, repeats=self.repeats)

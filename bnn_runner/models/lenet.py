@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ class LeNet:
     """`activation` of every hidden layer."""
 
     activation: Literal["relu", "tanh", "gelu", "silu"] = "relu"
+    cites: ClassVar[tuple[str, ...]] = ("lecun1998",)
 
     def problems(self, spec: TaskSpec) -> list[str]:
         if len(spec.input_shape) == 3 and min(spec.input_shape[1:]) >= 16:

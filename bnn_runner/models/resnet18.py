@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +133,7 @@ class ResNet18:
     blocks: tuple[int, ...] = (2, 2, 2, 2)
     norm: Literal["batch", "group", "layer", "filter_response", "none"] = "batch"
     groups: int = 32
+    cites: ClassVar[tuple[str, ...]] = ("he2016",)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(self.widths))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,7 @@ class ResNet20:
     norm: Literal["batch", "group"] = "batch"
     groups: int = 8
     width: int = 1
+    cites: ClassVar[tuple[str, ...]] = ("he2016",)
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.groups < 1 or (16 * self.width) % self.groups:

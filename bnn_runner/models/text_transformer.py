@@ -56,6 +56,7 @@ class TextTransformer:
     depth: int = 2
     heads: int = 4
     takes_tokens: ClassVar[bool] = True
+    cites: ClassVar[tuple[str, ...]] = ("vaswani2017",)
 
     def __post_init__(self) -> None:
         problems = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,7 @@ class ViT:
     width: int = 64
     depth: int = 4
     heads: int = 4
+    cites: ClassVar[tuple[str, ...]] = ("dosovitskiy2021",)
 
     def __post_init__(self) -> None:
         problems = [

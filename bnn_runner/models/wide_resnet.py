@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,7 @@ class WideResNet:
     base: int = 16
     norm: Literal["batch", "group"] = "batch"
     groups: int = 8
+    cites: ClassVar[tuple[str, ...]] = ("zagoruyko2016",)
 
     def __post_init__(self) -> None:
         if self.depth < 10 or (self.depth - 4) % 6:

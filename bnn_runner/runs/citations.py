@@ -1,28 +1,13 @@
-"""Citations follow the components in use: a class names its sources by `cites`, this file has the entries."""
+"""Citations follow the components in use: a class names its sources by `cites`, `citations.bib` holds the entries."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
-BY_CLASS: dict[str, tuple[str, ...]] = {
-    "Laplace": ("mackay1992", "khan2019", "immer2021", "daxberger2021"),
-    "LaplaceSampled": ("mackay1992", "khan2019", "immer2021", "antoran2023"),
-    "LaplaceFunctional": ("khan2019", "immer2021", "deng2022"),
-    "Ensemble": ("lakshminarayanan2017",),
-    "MCDropout": ("gal2016", "srivastava2014"),
-    "ConcreteDropout": ("gal2017",),
-    "SWAG": ("maddox2019", "wilson2020"),
-    "Evidence": ("mackay1992", "immer2021evidence"),
-    "MacKayLoop": ("mackay1992",),
-    "Online": ("immer2021evidence",),
-    "EM": ("dempster1977", "mackay1992"),
-    "LeNet": ("lecun1998",),
-    "ResNet20": ("he2016",),
-    "Joint": ("osband2022",),
-    "Dyadic": ("osband2022",),
-    "UCIClassification": ("immer2021",),
-    "UCIRegression": ("hernandezlobato2015", "foong2019"),
-}
+FILE = Path(__file__).with_name("citations.bib")
 
 BY_STRUCTURE: dict[str, tuple[str, ...]] = {
     "kfac": ("martens2015", "botev2017", "grosse2016"),
@@ -31,153 +16,26 @@ BY_STRUCTURE: dict[str, tuple[str, ...]] = {
 }
 """Of the curvature structures that a posterior's report may name."""
 
-ENTRIES: dict[str, str] = {
-    "deng2022": """@inproceedings{deng2022,
-  author = {Deng, Zhijie and Zhou, Feng and Zhu, Jun},
-  title = {Accelerated linearized {L}aplace approximation for {B}ayesian deep learning}, booktitle = {NeurIPS}, year = {2022}}""",
-    "antoran2023": """@inproceedings{antoran2023,
-  author = {Antor{\\'a}n, Javier and Padhy, Shreyas and Barbano, Riccardo and Nalisnick, Eric and Janz, David and Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel},
-  title = {Sampling-based inference for large linear models, with application to linearised {L}aplace}, booktitle = {ICLR}, year = {2023}}""",
-    "mackay1992": """@article{mackay1992,
-  author = {MacKay, David J. C.}, title = {A practical {B}ayesian framework for backpropagation networks},
-  journal = {Neural Computation}, volume = {4}, number = {3}, pages = {448--472}, year = {1992}}""",
-    "dempster1977": """@article{dempster1977,
-  author = {Dempster, A. P. and Laird, N. M. and Rubin, D. B.},
-  title = {Maximum likelihood from incomplete data via the {EM} algorithm},
-  journal = {Journal of the Royal Statistical Society B}, volume = {39}, number = {1}, pages = {1--38}, year = {1977}}""",
-    "khan2019": """@inproceedings{khan2019,
-  author = {Khan, Mohammad Emtiyaz and Immer, Alexander and Abedi, Ehsan and Korzepa, Maciej},
-  title = {Approximate inference turns deep networks into {G}aussian processes}, booktitle = {NeurIPS}, year = {2019}}""",
-    "immer2021": """@inproceedings{immer2021,
-  author = {Immer, Alexander and Korzepa, Maciej and Bauer, Matthias},
-  title = {Improving predictions of {B}ayesian neural nets via local linearization}, booktitle = {AISTATS}, year = {2021}}""",
-    "immer2021evidence": """@inproceedings{immer2021evidence,
-  author = {Immer, Alexander and Bauer, Matthias and Fortuin, Vincent and R{\\"a}tsch, Gunnar and Khan, Mohammad Emtiyaz},
-  title = {Scalable marginal likelihood estimation for model selection in deep learning}, booktitle = {ICML}, year = {2021}}""",
-    "daxberger2021": """@inproceedings{daxberger2021,
-  author = {Daxberger, Erik and Kristiadi, Agustinus and Immer, Alexander and Eschenhagen, Runa and Bauer, Matthias and Hennig, Philipp},
-  title = {{L}aplace redux: effortless {B}ayesian deep learning}, booktitle = {NeurIPS}, year = {2021}}""",
-    "daxberger2021subnetwork": """@inproceedings{daxberger2021subnetwork,
-  author = {Daxberger, Erik and Nalisnick, Eric and Allingham, James Urquhart and Antor{\\'a}n, Javier and Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel},
-  title = {{B}ayesian deep learning via subnetwork inference}, booktitle = {ICML}, year = {2021}}""",
-    "eschenhagen2021": """@article{eschenhagen2021,
-  author = {Eschenhagen, Runa and Daxberger, Erik and Hennig, Philipp and Kristiadi, Agustinus},
-  title = {Mixtures of {L}aplace approximations for improved post-hoc uncertainty in deep learning}, journal = {arXiv:2111.03577}, year = {2021}}""",
-    "lakshminarayanan2017": """@inproceedings{lakshminarayanan2017,
-  author = {Lakshminarayanan, Balaji and Pritzel, Alexander and Blundell, Charles},
-  title = {Simple and scalable predictive uncertainty estimation using deep ensembles}, booktitle = {NeurIPS}, year = {2017}}""",
-    "gal2016": """@inproceedings{gal2016,
-  author = {Gal, Yarin and Ghahramani, Zoubin},
-  title = {Dropout as a {B}ayesian approximation: representing model uncertainty in deep learning}, booktitle = {ICML}, year = {2016}}""",
-    "gal2017": """@inproceedings{gal2017,
-  author = {Gal, Yarin and Hron, Jiri and Kendall, Alex}, title = {Concrete dropout}, booktitle = {NeurIPS}, year = {2017}}""",
-    "maddox2019": """@inproceedings{maddox2019,
-  author = {Maddox, Wesley J. and Izmailov, Pavel and Garipov, Timur and Vetrov, Dmitry P. and Wilson, Andrew Gordon},
-  title = {A simple baseline for {B}ayesian uncertainty in deep learning}, booktitle = {NeurIPS}, year = {2019}}""",
-    "wilson2020": """@inproceedings{wilson2020,
-  author = {Wilson, Andrew Gordon and Izmailov, Pavel},
-  title = {{B}ayesian deep learning and a probabilistic perspective of generalization}, booktitle = {NeurIPS}, year = {2020}}""",
-    "srivastava2014": """@article{srivastava2014,
-  author = {Srivastava, Nitish and Hinton, Geoffrey and Krizhevsky, Alex and Sutskever, Ilya and Salakhutdinov, Ruslan},
-  title = {Dropout: a simple way to prevent neural networks from overfitting},
-  journal = {Journal of Machine Learning Research}, volume = {15}, pages = {1929--1958}, year = {2014}}""",
-    "welling2011": """@inproceedings{welling2011,
-  author = {Welling, Max and Teh, Yee Whye}, title = {Bayesian learning via stochastic gradient {L}angevin dynamics},
-  booktitle = {ICML}, year = {2011}}""",
-    "li2016": """@inproceedings{li2016,
-  author = {Li, Chunyuan and Chen, Changyou and Carlson, David and Carin, Lawrence},
-  title = {Preconditioned stochastic gradient {L}angevin dynamics for deep neural networks}, booktitle = {AAAI}, year = {2016}}""",
-    "chen2014": """@inproceedings{chen2014,
-  author = {Chen, Tianqi and Fox, Emily B. and Guestrin, Carlos},
-  title = {Stochastic gradient {H}amiltonian {M}onte {C}arlo}, booktitle = {ICML}, year = {2014}}""",
-    "zhang2020": """@inproceedings{zhang2020,
-  author = {Zhang, Ruqi and Li, Chunyuan and Zhang, Jianyi and Chen, Changyou and Wilson, Andrew Gordon},
-  title = {Cyclical stochastic gradient {MCMC} for {B}ayesian deep learning}, booktitle = {ICLR}, year = {2020}}""",
-    "vehtari2021": """@article{vehtari2021,
-  author = {Vehtari, Aki and Gelman, Andrew and Simpson, Daniel and Carpenter, Bob and B{\\"u}rkner, Paul-Christian},
-  title = {Rank-normalization, folding, and localization: an improved $\\hat{R}$ for assessing convergence of {MCMC}},
-  journal = {Bayesian Analysis}, volume = {16}, number = {2}, pages = {667--718}, year = {2021}}""",
-    "neal2011": """@incollection{neal2011,
-  author = {Neal, Radford M.}, title = {{MCMC} using {H}amiltonian dynamics},
-  booktitle = {Handbook of {M}arkov Chain {M}onte {C}arlo}, publisher = {Chapman \\& Hall/CRC}, year = {2011}}""",
-    "hoffman2014": """@article{hoffman2014,
-  author = {Hoffman, Matthew D. and Gelman, Andrew},
-  title = {The no-{U}-turn sampler: adaptively setting path lengths in {H}amiltonian {M}onte {C}arlo},
-  journal = {Journal of Machine Learning Research}, volume = {15}, pages = {1593--1623}, year = {2014}}""",
-    "izmailov2021": """@inproceedings{izmailov2021,
-  author = {Izmailov, Pavel and Vikram, Sharad and Hoffman, Matthew D. and Wilson, Andrew Gordon},
-  title = {What are {B}ayesian neural network posteriors really like?}, booktitle = {ICML}, year = {2021}}""",
-    "lecun1998": """@article{lecun1998,
-  author = {LeCun, Yann and Bottou, L{\\'e}on and Bengio, Yoshua and Haffner, Patrick},
-  title = {Gradient-based learning applied to document recognition},
-  journal = {Proceedings of the IEEE}, volume = {86}, number = {11}, pages = {2278--2324}, year = {1998}}""",
-    "he2016": """@inproceedings{he2016,
-  author = {He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian},
-  title = {Deep residual learning for image recognition}, booktitle = {CVPR}, year = {2016}}""",
-    "osband2022": """@inproceedings{osband2022,
-  author = {Osband, Ian and Wen, Zheng and Asghari, Seyed Mohammad and Dwaracherla, Vikranth and Lu, Xiuyuan and Van Roy, Benjamin},
-  title = {Evaluating high-order predictive distributions in deep learning}, booktitle = {UAI}, year = {2022}}""",
-    "devries2017": """@article{devries2017,
-  author = {DeVries, Terrance and Taylor, Graham W.},
-  title = {Improved regularization of convolutional neural networks with cutout}, journal = {arXiv:1708.04552}, year = {2017}}""",
-    "martens2015": """@inproceedings{martens2015,
-  author = {Martens, James and Grosse, Roger},
-  title = {Optimizing neural networks with {K}ronecker-factored approximate curvature}, booktitle = {ICML}, year = {2015}}""",
-    "botev2017": """@inproceedings{botev2017,
-  author = {Botev, Aleksandar and Ritter, Hippolyt and Barber, David},
-  title = {Practical {G}auss-{N}ewton optimisation for deep learning}, booktitle = {ICML}, year = {2017}}""",
-    "grosse2016": """@inproceedings{grosse2016,
-  author = {Grosse, Roger and Martens, James},
-  title = {A {K}ronecker-factored approximate {F}isher matrix for convolution layers}, booktitle = {ICML}, year = {2016}}""",
-    "george2018": """@inproceedings{george2018,
-  author = {George, Thomas and Laurent, C{\\'e}sar and Bouthillier, Xavier and Ballas, Nicolas and Vincent, Pascal},
-  title = {Fast approximate natural gradient descent in a {K}ronecker-factored eigenbasis}, booktitle = {NeurIPS}, year = {2018}}""",
-    "halko2011": """@article{halko2011,
-  author = {Halko, Nathan and Martinsson, Per-Gunnar and Tropp, Joel A.},
-  title = {Finding structure with randomness: probabilistic algorithms for constructing approximate matrix decompositions},
-  journal = {SIAM Review}, volume = {53}, number = {2}, pages = {217--288}, year = {2011}}""",
-    "gittens2016": """@article{gittens2016,
-  author = {Gittens, Alex and Mahoney, Michael W.},
-  title = {Revisiting the {N}ystr{\\"o}m method for improved large-scale machine learning},
-  journal = {Journal of Machine Learning Research}, volume = {17}, number = {117}, pages = {1--65}, year = {2016}}""",
-    "krizhevsky2009": """@techreport{krizhevsky2009,
-  author = {Krizhevsky, Alex}, title = {Learning multiple layers of features from tiny images},
-  institution = {University of Toronto}, year = {2009}}""",
-    "xiao2017": """@article{xiao2017,
-  author = {Xiao, Han and Rasul, Kashif and Vollgraf, Roland},
-  title = {{F}ashion-{MNIST}: a novel image dataset for benchmarking machine learning algorithms}, journal = {arXiv:1708.07747}, year = {2017}}""",
-    "clanuwat2018": """@article{clanuwat2018,
-  author = {Clanuwat, Tarin and Bober-Irizar, Mikel and Kitamoto, Asanobu and Lamb, Alex and Yamamoto, Kazuaki and Ha, David},
-  title = {Deep learning for classical {J}apanese literature}, journal = {arXiv:1812.01718}, year = {2018}}""",
-    "netzer2011": """@inproceedings{netzer2011,
-  author = {Netzer, Yuval and Wang, Tao and Coates, Adam and Bissacco, Alessandro and Wu, Bo and Ng, Andrew Y.},
-  title = {Reading digits in natural images with unsupervised feature learning}, booktitle = {NIPS Workshop on Deep Learning and Unsupervised Feature Learning}, year = {2011}}""",
-    "socher2013": """@inproceedings{socher2013,
-  author = {Socher, Richard and Perelygin, Alex and Wu, Jean and Chuang, Jason and Manning, Christopher D. and Ng, Andrew and Potts, Christopher},
-  title = {Recursive deep models for semantic compositionality over a sentiment treebank}, booktitle = {EMNLP}, year = {2013}}""",
-    "hernandezlobato2015": """@inproceedings{hernandezlobato2015,
-  author = {Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel and Adams, Ryan P.},
-  title = {Probabilistic backpropagation for scalable learning of {B}ayesian neural networks}, booktitle = {ICML}, year = {2015}}""",
-    "foong2019": """@article{foong2019,
-  author = {Foong, Andrew Y. K. and Li, Yingzhen and Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel and Turner, Richard E.},
-  title = {`{I}n-between' uncertainty in {B}ayesian neural networks}, journal = {arXiv:1906.11537}, year = {2019}}""",
-    "blundell2015": """@inproceedings{blundell2015,
-  author = {Blundell, Charles and Cornebise, Julien and Kavukcuoglu, Koray and Wierstra, Daan},
-  title = {Weight uncertainty in neural networks}, booktitle = {ICML}, year = {2015}}""",
-    "kingma2015": """@inproceedings{kingma2015,
-  author = {Kingma, Diederik P. and Salimans, Tim and Welling, Max},
-  title = {Variational dropout and the local reparameterization trick}, booktitle = {NeurIPS}, year = {2015}}""",
-    "wen2018": """@inproceedings{wen2018,
-  author = {Wen, Yeming and Vicol, Paul and Ba, Jimmy and Tran, Dustin and Grosse, Roger},
-  title = {Flipout: efficient pseudo-independent weight perturbations on mini-batches}, booktitle = {ICLR}, year = {2018}}""",
-}
+
+@cache
+def entries() -> dict[str, str]:
+    """BibTeX entry by key, in the order of `citations.bib`; entries begin with @ at the start of a line."""
+    found = re.split(r"^(?=@)", FILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {text.partition("{")[2].partition(",")[0].strip(): text.strip() for text in found if text.startswith("@")}
 
 
 def bibliography(components: Sequence[object], structure: str = "") -> str:
-    """BibTeX of the sources of the components in use and of the posterior's curvature structure, each once."""
+    """BibTeX of the sources of the components in use and of the posterior's curvature structure, each once.
+
+    A component names its sources by `cites: ClassVar[tuple[str, ...]]`, keys of `citations.bib`. A class of another
+    package may give whole BibTeX entries in their place.
+
+    Args:
+        components: the data set, model, method, rule and metrics of a run; those without `cites` add nothing.
+        structure: the curvature structure that the posterior reports, "" for none.
+    """
     keys: dict[str, None] = {}
     for component in components:
-        named = getattr(component, "cites", None) or BY_CLASS.get(type(component).__name__, ())
-        keys |= dict.fromkeys(named)
+        keys |= dict.fromkeys(getattr(component, "cites", ()))
     keys |= dict.fromkeys(BY_STRUCTURE.get(structure, ()))
-    return "\n\n".join(ENTRIES.get(key, key) for key in keys) + "\n"
+    return "\n\n".join(entries().get(key, key) for key in keys) + "\n"

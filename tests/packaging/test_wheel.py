@@ -49,12 +49,14 @@ def metadata(wheel: zipfile.ZipFile, name: str) -> str:
 
 
 def test_every_file_is_inside_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    sources = [p for p in (ROOT / "bnn_runner").rglob("*") if p.suffix in (".py", ".csv") or p.name == "py.typed"]
+    sources = [
+        p for p in (ROOT / "bnn_runner").rglob("*") if p.suffix in (".py", ".csv", ".bib") or p.name == "py.typed"
+    ]
     expected = {p.relative_to(ROOT).as_posix() for p in sources}
     configs = [p for p in (ROOT / "conf").rglob("*") if p.suffix in (".yaml", ".py")]
     expected |= {f"bnn_runner/conf/{p.relative_to(ROOT / 'conf').as_posix()}" for p in configs}
     assert len(sources) > 50 and len(configs) > 40
-    assert "bnn_runner/report/published.csv" in expected
+    assert {"bnn_runner/report/published.csv", "bnn_runner/runs/citations.bib"} <= expected
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == expected
 

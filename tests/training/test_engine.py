@@ -16,7 +16,6 @@ from bnn_runner.hyper.bfgs import maximise
 from bnn_runner.models.mlp import MLP
 from bnn_runner.models.resnet20 import ResNet20
 from bnn_runner.rng import generator
-from bnn_runner.runs.citations import bibliography
 from bnn_runner.runtime import console as progresses
 from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.devices import pick_device
@@ -215,9 +214,3 @@ def test_the_ascent_backs_out_of_a_region_without_values() -> None:
     torch.testing.assert_close(found.point, torch.full_like(start, exact), rtol=0, atol=1e-5)
     lost = maximise(objective, torch.full_like(start, 3.0), free, -5.0, 5.0, 100)
     assert not lost.finite and torch.equal(lost.point, torch.full_like(start, 3.0))
-
-
-def test_kronecker_factors_are_cited() -> None:
-    told = bibliography([], "kfac")
-    assert all(key in told for key in ("martens2015", "botev2017", "grosse2016")) and "george2018" not in told
-    assert bibliography([], "diag").strip() == ""
