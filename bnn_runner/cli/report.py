@@ -13,35 +13,30 @@ from bnn_runner.errors import UserError, raise_all
 from bnn_runner.report.axes import by_axes
 from bnn_runner.report.columns import unknown
 from bnn_runner.report.commands import missing_commands
-from bnn_runner.report.cost import cost_figure, cost_grids, costs
-from bnn_runner.report.equivalents import ensemble_equivalents
-from bnn_runner.report.evidence import evidence_figure, evidence_grids, rankings
 from bnn_runner.report.filters import Filter, parse_filters, select
 from bnn_runner.report.grid import to_csv as grids_to_csv
 from bnn_runner.report.page import to_html
-from bnn_runner.report.paired import paired_differences, without_extra
 from bnn_runner.report.parallel_draw import side_by_side
-from bnn_runner.report.published import beside_published
-from bnn_runner.report.ranks import mean_ranks
 from bnn_runner.report.read_cells import CellRecord, find_cells
 from bnn_runner.report.render import LEGENDS, Report, report_of, to_csv, to_latex, to_markdown
+from bnn_runner.report.section import Request, Section
+from bnn_runner.report.sections import SECTIONS
 from bnn_runner.report.tables import Table, build
 from bnn_runner.runtime.files import write_text
 
 FORMATS = ("csv", "md", "tex", "html")
 _FILTERS = ("data", "model", "method")
 
-_EXAMPLES = """examples:
-  bnn-report                                          everything under outputs/
-  bnn-report data=yacht --metrics rmse,marginal       one data set, two metrics
-  bnn-report schedule.epochs=40 seed=0,1,2            only runs of these settings
-  bnn-report --rows method --columns data             methods down, data sets across, a table for each metric
-  bnn-report --baseline method=map                    also differences from MAP, seed by seed
-  bnn-report --ranks --summary median                 also mean ranks over data sets; medians and quartiles
-  bnn-report --evidence                               also ranked by evidence, beside the test log-likelihood
-  bnn-report --cost                                   also seconds after the training against log-likelihood
-  bnn-report experiment=uci_mc_dropout                an experiment's runs, and beside the published values
-  bnn-report --metrics all --format csv               every number, for your own analysis
+_EXAMPLES = (
+    ("", "everything under outputs/"),
+    ("data=yacht --metrics rmse,marginal", "one data set, two metrics"),
+    ("schedule.epochs=40 seed=0,1,2", "only runs of these settings"),
+    ("--rows method --columns data", "methods down, data sets across, a table for each metric"),
+    *(section.example for section in SECTIONS if section.example),
+    ("--metrics all --format csv", "every number, for your own analysis"),
+)
+_EPILOG = """examples:
+{examples}
 
 Mean ± standard error over seeds. A seed that is NaN, failed or missing is shown with the command that would make it,
 never averaged away; runs that differ in a setting are never averaged with one another.
@@ -71,19 +66,17 @@ def report(arguments: argparse.Namespace) -> list[Path]:
     filters += parse_filters(arguments.filters, "The word")
     cells = select(_cells(arguments.output_dir), filters)
     table = build(cells, arguments.metrics)
-    made, commands = _report(table, arguments), missing_commands(table)
-    for experiment in (f.values[0] for f in filters if f.name == "experiment" and len(f.values) == 1):
-        beside = beside_published(cells, experiment)
-        made = made if beside is None else replace(made, grids=(*made.grids, beside))
+    requests = _requests(table, cells, filters, arguments)
+    made, commands = _main_tables(table, arguments), missing_commands(table)
+    added = [grid for section, request in requests for grid in section.tables(request)]
+    made = replace(made, grids=(*made.grids, *added))
     folder, name = arguments.output_dir / "results", arguments.name
     pictures: list[Path] = []
     try:
         if arguments.figure and any(row.n for row in table.rows):
             pictures = _figures(table, folder, name)
-            if arguments.evidence:
-                pictures.append(evidence_figure(rankings(table), folder / f"{name}_evidence.png"))
-            if arguments.cost:
-                pictures.append(cost_figure(costs(table), folder / f"{name}_cost.png"))
+            drawn = (s.figure(r, folder / f"{name}_{s.name}.png") for s, r in requests if s.figure is not None)
+            pictures += [path for path in drawn if path is not None]
         texts = {"csv": to_csv(table), "md": to_markdown(made), "tex": to_latex(made)}
         if "html" in formats:
             texts["html"] = to_html(made, name, pictures, commands, _figures_of_runs(table))
@@ -119,22 +112,27 @@ def _figures_of_runs(table: Table) -> dict[str, list[Path]]:
     return {name: files for name, files in found.items() if files}
 
 
-def _report(table: Table, arguments: argparse.Namespace) -> Report:
-    """The table, by the axes asked for, and what is asked for beside it."""
+def _requests(
+    table: Table, cells: Sequence[CellRecord], filters: Sequence[Filter], arguments: argparse.Namespace
+) -> list[tuple[Section, Request]]:
+    """The requested sections in their order, each with what it is made of."""
+    found = []
+    for section in SECTIONS:
+        value = getattr(arguments, section.name) if section.flag else True
+        if value:
+            text = value if isinstance(value, str) else ""
+            found.append((section, Request(table, cells, filters, arguments.summary, text)))
+    return found
+
+
+def _main_tables(table: Table, arguments: argparse.Namespace) -> Report:
+    """The table, by the requested axes."""
     made = report_of(table, arguments.summary)
     rows, columns = _names(arguments.rows), _names(arguments.columns)
     if rows or columns:
         rows = rows or [w for w in _FILTERS if w not in columns]
         made = replace(made, grids=by_axes(table, rows, columns, arguments.summary), legend=LEGENDS[arguments.summary])
-    if arguments.baseline:
-        baseline = parse_filters(arguments.baseline.split(), "--baseline")
-        differences = paired_differences(table, baseline, arguments.summary)
-        made = replace(made, grids=(*made.grids, without_extra(differences)))
-    added = [mean_ranks(table)] if arguments.ranks else []
-    added += [without_extra(ensemble_equivalents(table))] if arguments.equivalents else []
-    added += evidence_grids(rankings(table)) if arguments.evidence else []
-    added += cost_grids(costs(table)) if arguments.cost else []
-    return replace(made, grids=(*made.grids, *added))
+    return made
 
 
 def _show(*texts: str) -> None:
@@ -145,8 +143,12 @@ def _show(*texts: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    examples = "\n".join(f"  bnn-report {words:<40} {meaning}" for words, meaning in _EXAMPLES)
     parser = argparse.ArgumentParser(
-        prog="bnn-report", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="bnn-report",
+        description=__doc__,
+        epilog=_EPILOG.format(examples=examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "filters",
@@ -166,11 +168,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--summary", choices=("mean", "median"), default="mean", help="mean ± s.e., or median [quartiles]"
     )
-    parser.add_argument("--baseline", metavar="'F=X ...'", help="also paired differences from these runs: method=map")
-    parser.add_argument("--ranks", action="store_true", help="also mean ranks over data sets")
-    parser.add_argument("--equivalents", action="store_true", help="also the ensemble size that each method is worth")
-    parser.add_argument("--evidence", action="store_true", help="also rows ranked by log evidence, with a figure")
-    parser.add_argument("--cost", action="store_true", help="also seconds against log-likelihood, with a figure")
+    for section in SECTIONS:
+        if section.flag and section.metavar is None:
+            parser.add_argument(section.flag, action="store_true", help=section.help)
+        elif section.flag:
+            parser.add_argument(section.flag, metavar=section.metavar, help=section.help)
     for what in _FILTERS:
         parser.add_argument(f"--{what}", metavar="X,X", help=f"only these choices of {what}")
     parser.add_argument("--format", default=",".join(FORMATS), metavar="F,F", help="of csv, md, tex, html (all)")

@@ -12,6 +12,7 @@ from bnn_runner.report import style
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.read_cells import CellRecord, ScoreRow
+from bnn_runner.report.section import Section
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 TEST = Column("marginal_loglik")
@@ -93,3 +94,12 @@ def _seconds(cell: CellRecord) -> dict[str, float]:
 
 def _error(entry: Entry) -> float:
     return entry.standard_error if math.isfinite(entry.standard_error) else 0.0
+
+
+SECTION = Section(
+    "--cost",
+    "also seconds against log-likelihood, with a figure",
+    lambda request: cost_grids(costs(request.table)),
+    lambda request, path: cost_figure(costs(request.table), path),
+    example=("--cost", "also seconds after the training against log-likelihood"),
+)

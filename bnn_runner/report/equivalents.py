@@ -14,7 +14,9 @@ from bnn_runner.report.commands import with_words
 from bnn_runner.report.filters import group_text
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import ABSENT
+from bnn_runner.report.paired import without_extra
 from bnn_runner.report.read_cells import ScoreRow
+from bnn_runner.report.section import Section
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 _LOGLIK = Column("marginal_loglik")
@@ -137,3 +139,10 @@ def _commands(rows: Sequence[Row], sizes: Sequence[int]) -> list[str]:
     ensembles = [row for row in rows if row.group.key.method == "ensemble"]
     command = with_words(ensembles[-1], {_SIZE: ",".join(map(str, sizes))})
     return [f"For them: {command}."] if command else []
+
+
+SECTION = Section(
+    "--equivalents",
+    "also the ensemble size that each method is worth",
+    lambda request: [without_extra(ensemble_equivalents(request.table))],
+)

@@ -13,6 +13,7 @@ from bnn_runner.report import style
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.read_cells import ScoreRow
+from bnn_runner.report.section import Section
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 if TYPE_CHECKING:
@@ -184,3 +185,12 @@ def _ranks(entries: Sequence[Entry]) -> list[float]:
     """1 for the largest mean, ties share theirs, what is no number comes last."""
     means = [e.mean if e.n and not math.isnan(e.mean) else -math.inf for e in entries]
     return [sum(m > mean for m in means) + (means.count(mean) + 1) / 2 for mean in means]
+
+
+SECTION = Section(
+    "--evidence",
+    "also rows ranked by log evidence, with a figure",
+    lambda request: evidence_grids(rankings(request.table)),
+    lambda request, path: evidence_figure(rankings(request.table), path),
+    example=("--evidence", "also ranked by evidence, beside the test log-likelihood"),
+)

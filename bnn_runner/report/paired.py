@@ -8,10 +8,11 @@ from dataclasses import replace
 from bnn_runner.errors import UserError
 from bnn_runner.report.axes import differing
 from bnn_runner.report.columns import Column
-from bnn_runner.report.filters import Filter, group_text
+from bnn_runner.report.filters import Filter, group_text, parse_filters
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.numbers import Summary
 from bnn_runner.report.render import header
+from bnn_runner.report.section import Request, Section
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 
@@ -94,3 +95,17 @@ def without_extra(grid: Grid) -> Grid:
     lines = tuple(replace(line, words=tuple(line.words[j] for j in kept)) for line in grid.lines)
     left = sum(j < grid.left for j in kept)
     return replace(grid, words=tuple(grid.words[j] for j in kept), left=left, lines=lines)
+
+
+def _tables(request: Request) -> list[Grid]:
+    baseline = parse_filters(request.value.split(), "--baseline")
+    return [without_extra(paired_differences(request.table, baseline, request.summary))]
+
+
+SECTION = Section(
+    "--baseline",
+    "also paired differences from these runs: method=map",
+    _tables,
+    metavar="'F=X ...'",
+    example=("--baseline method=map", "also differences from MAP, seed by seed"),
+)

@@ -29,6 +29,7 @@ from bnn_runner.report.filters import Filter, field_text, parse_filters
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import Group, group_cells, telling_fields
 from bnn_runner.report.read_cells import CellRecord, ScoreRow
+from bnn_runner.report.section import Request, Section
 from bnn_runner.report.selection import chosen_cells
 from bnn_runner.report.tables import Entry, aggregate
 
@@ -213,3 +214,18 @@ def _value(cell: CellRecord, quantity: str) -> float | None:
 
 
 COLUMNS = tuple(f.name for f in fields(Published))
+
+
+def _tables(request: Request) -> list[Grid]:
+    """A table for each filter that names one experiment."""
+    experiments = [f.values[0] for f in request.filters if f.name == "experiment" and len(f.values) == 1]
+    found = [beside_published(request.cells, experiment) for experiment in experiments]
+    return [grid for grid in found if grid is not None]
+
+
+SECTION = Section(
+    "",
+    "",
+    _tables,
+    example=("experiment=uci_mc_dropout", "an experiment's runs, and beside the published values"),
+)

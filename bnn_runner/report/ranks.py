@@ -9,6 +9,7 @@ from bnn_runner.errors import UserError
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.read_cells import ScoreRow
+from bnn_runner.report.section import Section
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 Name = tuple[str, ...]
@@ -69,3 +70,11 @@ def _mean(row: Row | None, column: Column) -> float:
 
 def _entry(ranks: Sequence[float], column: Column) -> Entry:
     return aggregate([ScoreRow(column.metric, r, better="lower") for r in ranks])
+
+
+SECTION = Section(
+    "--ranks",
+    "also mean ranks over data sets",
+    lambda request: [mean_ranks(request.table)],
+    example=("--ranks --summary median", "also mean ranks over data sets; medians and quartiles"),
+)
