@@ -65,10 +65,12 @@ from bnn_runner import runner
 from bnn_runner.base import Draws, FitContext, Network, Posterior
 from bnn_runner.config.groups import Catalogue, merge
 from bnn_runner.config.overrides import UNKNOWN, Override, render, to_text
+from bnn_runner.config.run_config import RunConfig
 from bnn_runner.config.validate import check
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.evaluation import io as evaluation_store
-from bnn_runner.experiment import Experiment, assemble, load_experiment, reach
+from bnn_runner.experiment import Experiment, build_experiment, load_experiment
+from bnn_runner.experiment.components import reach
 from bnn_runner.posteriors import io as posterior_store
 from bnn_runner.rng import derive_seed
 from bnn_runner.runs.new_points import from_values
@@ -192,7 +194,9 @@ def load(
     own = places.get("config_dir")
     if own is not None and allow:
         reach(Path(own))
-    experiment = assemble(config, facts["choices"], Path.cwd(), own)
+    # The configuration has the digests of pretrained networks: they are read from the cache, not from their files.
+    run = RunConfig(config, facts["choices"], config_dir=None if own is None else Path(own))
+    experiment = build_experiment(run)
     return Run(folder, facts, experiment, pick_device(device), Console(io.StringIO()) if quiet else Console())
 
 
@@ -205,7 +209,7 @@ def _facts(folder: Path) -> dict[str, Any]:
             f"{folder} holds no run (no readable cell.json). Give the folder of a run, as printed behind 'cell'."
         ) from None
     if not (folder / "DONE").is_file():
-        ended = next((n for n in ("FAILED", "CUT") if (folder / n).is_file()), None)
+        ended = next((n for n in ("FAILED", "INTERRUPTED") if (folder / n).is_file()), None)
         reason = (folder / ended).read_text(encoding="utf-8").splitlines()[0] if ended else "it has not ended"
         command = folder / "command.txt"
         again = f" To finish it: {command.read_text(encoding='utf-8').strip()}" if command.is_file() else ""
@@ -265,7 +269,7 @@ class Run:
 
     @cached_property
     def _cell_run(self) -> CellRun:
-        cell_run = runner.prepare(self.experiment, self.seed, self._session)
+        cell_run = runner.prepare(self.experiment, self._session)
         if cell_run.task.fingerprint != self.facts["fingerprint"]:
             raise UserError(
                 f"The data of {self.folder} have changed since it was run: their fingerprint is another. "

@@ -10,23 +10,25 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NoReturn
 
 import torch
 
-from bnn_runner.config.keys import RESULTS_VERSION, digest, training_key
+from bnn_runner.config.keys import RESULTS_VERSION, training_key
+from bnn_runner.data.read_once import reading_once
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.experiment import Experiment
 from bnn_runner.rng import derive_seed
-from bnn_runner.runs import time_limit as time_limits
 from bnn_runner.runs.cell import cell_of
+from bnn_runner.runs.cost_estimate import Cost, Forecast
 from bnn_runner.runs.download import acquire, prepare_data
 from bnn_runner.runs.execute import begin, complete, score_again
+from bnn_runner.runs.fit_to_time_limit import announce, decided_before, fit_to_time_limit
 from bnn_runner.runs.messages import describe_run, short, show_scores
 from bnn_runner.runs.provenance import Stages
 from bnn_runner.runs.session import CellRun, Session
-from bnn_runner.runs.time_limit import Shortening
 from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.devices import pick_device, thread_count
 from bnn_runner.runtime.files import unwritable
@@ -35,7 +37,7 @@ from bnn_runner.runtime.memory import limited_memory
 from bnn_runner.runtime.signals import stop_on_signals
 from bnn_runner.training.cache import NetworkCache
 from bnn_runner.training.provider import NetworkProvider, Training
-from bnn_runner.training.state import Lane, TrainingConfig
+from bnn_runner.training.state import TrainingConfig
 
 __all__ = ["Outcome", "prepare", "run", "run_together", "network_provider"]
 
@@ -53,8 +55,8 @@ def run(experiment: Experiment, console: Console | None = None) -> Outcome:
     """Run every cell of the experiment (one a replicate) and leave it on disk; with `prepare`, only fetch its data.
 
     Raises `UserError` for mistakes that only the data or the machine reveal. A run that fails is
-    FAILED in its cell and in the outcome; one that is stopped is CUT, goes on when run again, and
-    raises `Interrupted`.
+    FAILED in its cell and in the outcome; one that is stopped is INTERRUPTED, resumes when run again, and raises
+    `Interrupted`.
     """
     return run_together([experiment], console)[0]
 
@@ -64,37 +66,64 @@ def run_together(
 ) -> list[Outcome]:
     """Run experiments that differ in seed or split only; what they have to train is trained together.
 
-    The outcome of each; what is raised is `run`'s. A time limit counts once for each of them. Without a limit what the
-    run will take is only told; `estimated` false saves the seconds of finding it, for a job of a sweep.
+    Args:
+        experiments: one or more; each has a cell for every replicate.
+        console: where messages go; standard output by default.
+        estimated: whether to estimate what a run without a time limit will take, which costs some seconds.
+
+    Returns:
+        The outcome of each experiment.
+
+    Raises:
+        Interrupted, UserError: as `run`.
     """
     console = console or Console()
     settings = experiments[0].settings
     if settings.prepare:
         with stop_on_signals() as stop:
             for e in experiments:
-                choice = str(e.choices["data"])
-                prepare_data(e.data, choice, settings.data_path, e.settings.seed, console.say, stop)
+                prepare_data(e, console.say, stop)
         return [Outcome("done") for _ in experiments]
     device = pick_device(settings.device)
     with ExitStack() as stack:
-        stack.enter_context(_disk_told())
+        stack.enter_context(_disk_errors())
         threads = stack.enter_context(thread_count(settings.threads))
         stack.enter_context(limited_memory(settings.memory_gb, console.say))
         stop = stack.enter_context(stop_on_signals())
         progress = console.progress()
         stack.callback(progress.close)
         session = Session(device, threads, console, progress, stop)
+        cells = [[e.one_seed(seed) for seed in e.seeds] for e in experiments]
+        cell_runs, session = _prepare_all([e for some in cells for e in some], len(cells), session, estimated)
+        ended = _run_all(cell_runs, session)
+    folders = iter([c.cell.folder for c in cell_runs])
+    return [_outcome(list(islice(folders, len(some))), ended) for some in cells]
+
+
+def _prepare_all(
+    experiments: Sequence[Experiment], runs: int, session: Session, estimated: bool
+) -> tuple[list[CellRun], Session]:
+    """The cells of experiments of one seed each, with their data; shortened where a time limit requires it."""
+    settings = experiments[0].settings
+    with reading_once():
         for experiment in experiments:
-            acquire(experiment.data, settings.data_path, console.say, stop)
-        cell_runs = [_cell_runs(e, session) for e in experiments]
-        limited = time_limits.limit_seconds(settings.time_limit, device) is not None
-        if (limited or estimated) and not all(_finished(w, session) for some in cell_runs for w in some):
-            shortening = _fit_to_time_limit([w for some in cell_runs for w in some], len(cell_runs), session)
+            acquire(experiment.data, settings.data_path, session.console.say, session.stop)
+        decided = decided_before(experiments, runs)
+        if decided is not None:
+            session = replace(session, shortening=decided)
+            experiments = [e.changed(decided.changes) for e in experiments]
+        cell_runs = [prepare(e, session) for e in experiments]
+        if decided is not None:
+            announce(Cost(), cell_runs, runs, session)
+        elif (settings.time_limit is not None or estimated) and not all(_finished(c, session) for c in cell_runs):
+            provider = network_provider(experiments[0], session)
+            shortening, cost = fit_to_time_limit(cell_runs, runs, provider, session)
+            forecast = Forecast(cost, session.progress, session.console.say)
+            session = replace(session, shortening=shortening, progress=forecast)
+            announce(cost, cell_runs, runs, session)
             if shortening.changes:
-                session = replace(session, shortening=shortening)
-                cell_runs = [_cell_runs(time_limits.apply(e, shortening.changes), session) for e in experiments]
-        ended = _run_all([w for some in cell_runs for w in some], session)
-    return [_outcome([w.cell.folder for w in some], ended) for some in cell_runs]
+                cell_runs = [prepare(e.changed(shortening.changes), session) for e in experiments]
+    return cell_runs, session
 
 
 def _outcome(folders: Sequence[Path], ended: _Ended) -> Outcome:
@@ -115,17 +144,10 @@ class _Ended:
     failed: dict[Path, str]
 
 
-def _cell_runs(experiment: Experiment, session: Session) -> list[CellRun]:
-    settings = experiment.settings
-    return [prepare(experiment, settings.seed + r, session) for r in range(settings.replicates)]
-
-
-def prepare(experiment: Experiment, seed: int, session: Session) -> CellRun:
-    """Task, cell and needed trainings of one seed."""
-    config = {**experiment.config, "seed": seed, "replicates": 1}
-    experiment = replace(experiment, config=config)
+def prepare(experiment: Experiment, session: Session) -> CellRun:
+    """Task, cell and needed trainings of an experiment of one seed."""
+    seed = experiment.settings.seed
     task = experiment.data.load(experiment.settings.data_path, seed).to(session.device, torch.float32)
-    cell = cell_of(experiment, seed)
     trainings = []
     rule = experiment.training_rule
     needed = experiment.method.needs()
@@ -133,11 +155,11 @@ def prepare(experiment: Experiment, seed: int, session: Session) -> CellRun:
     for spec in needed:
         lane_seed = derive_seed(seed, "member", spec.member)
         extras = spec.identity if rule is None or not spec.trained else (*spec.identity, ("hyper", repr(rule)))
-        key = training_key(config, task.spec.kind, task.fingerprint, lane_seed, extras)
+        key = training_key(experiment.config, task.spec.kind, task.fingerprint, lane_seed, extras)
         label = f"seed {seed}, member {spec.member}"
-        given = experiment.given[members.index(spec.member)] if experiment.given else None
-        trainings.append(Training(task, lane_seed, key, label, spec.trained, spec.noise_transform, given))
-    return CellRun(experiment, cell, task, trainings)
+        pretrained = experiment.pretrained[members.index(spec.member)] if experiment.pretrained else None
+        trainings.append(Training(task, lane_seed, key, label, spec.trained, spec.noise_transform, pretrained))
+    return CellRun(experiment, cell_of(experiment), task, trainings)
 
 
 def network_provider(experiment: Experiment, session: Session) -> NetworkProvider:
@@ -158,43 +180,6 @@ def network_provider(experiment: Experiment, session: Session) -> NetworkProvide
     return NetworkProvider(config, cache, session.device, session.console.say, session.progress, session.stop)
 
 
-def _fit_to_time_limit(cell_runs: list[CellRun], runs: int, session: Session) -> Shortening:
-    """What has to change so that all of it takes at most the time limits of `runs` runs together."""
-    experiment = cell_runs[0].experiment
-    limit = time_limits.limit_seconds(experiment.settings.time_limit, session.device)
-    limit = None if limit is None else limit * runs
-    request = digest([[w.cell.hash for w in cell_runs], limit])
-    kept = experiment.settings.cache_path / "plans" / f"{request}.json"
-    cost = time_limits.Cost()
-    changes = time_limits.remembered(kept) if limit is not None and not experiment.settings.force else None
-    if changes is None:
-        plan = network_provider(experiment, session)
-        needed = [t for w in cell_runs for t in w.trainings if t.trained and t.given is None]
-        missing = [Lane(t.task, t.lane_seed, t.key) for t in needed if not plan.cache.has(t.key)]
-        others = [_other_points(w) for w in cell_runs]
-        scored = [len(w.task.test) + sum(n) for w, n in zip(cell_runs, others, strict=True)]
-        config = replace(plan.config, noise_transform=needed[0].noise_transform if needed else None)
-        cost = time_limits.estimate(experiment, config, [w.task for w in cell_runs], missing, scored, session.device)
-        changes = {}
-        if limit is not None:
-            changes = time_limits.shorten(
-                cost, limit, cell_runs[0].task, others[0], experiment.schedule, len(cell_runs)
-            )
-    shortening = Shortening(changes, time_limits.asked(experiment, changes), (limit or 0.0) / runs / 60)
-    if changes or kept.exists():  # a forced run may find that nothing need be shortened now
-        time_limits.remember(kept, changes)
-    time_limits.announce(cost, shortening, cell_runs[0].command(shortening), session.console.say)
-    return shortening
-
-
-def _other_points(cell_run: CellRun) -> list[int]:
-    """How many points of the validation part, of each out-of-distribution set and each level of shift are scored."""
-    settings, task = cell_run.experiment.settings.eval, cell_run.task
-    sizes = [(len(s), settings.max_ood) for name, s in task.splits().items() if name not in ("train", "test")]
-    sizes += [(len(s), settings.max_shift) for s in task.shifted.values()]
-    return [n if cap is None else min(n, cap) for n, cap in sizes]
-
-
 def _run_all(cell_runs: list[CellRun], session: Session) -> _Ended:
     """Show the finished cells; train what the others need together; complete them one by one."""
     todo = [w for w in cell_runs if not _finished(w, session)]
@@ -213,7 +198,7 @@ def _run_all(cell_runs: list[CellRun], session: Session) -> _Ended:
     describe_run(todo[0], session, plan.config)
     try:
         together = Stages()
-        with _disk_told():
+        with _disk_errors():
             for cell_run in todo:
                 begin(cell_run, session)
             with together.stage("training", session.device):
@@ -225,12 +210,12 @@ def _run_all(cell_runs: list[CellRun], session: Session) -> _Ended:
                 for training in cell_run.trainings:
                     if training.key in diverged:
                         raise RunFailed(diverged[training.key])
-                with _disk_told():
+                with _disk_errors():
                     _complete_leased(cell_run, plan, session)
             except RunFailed as error:
                 ended.failed[cell_run.cell.folder] = _fail(cell_run, error, session)
     except (Interrupted, InterruptedError, KeyboardInterrupt) as error:
-        _cut(todo, str(error) or "stopped by Ctrl-C")
+        _interrupt(todo, str(error) or "stopped by Ctrl-C")
     except UserError:
         raise
     except (Exception, SystemExit) as error:
@@ -242,7 +227,7 @@ def _run_all(cell_runs: list[CellRun], session: Session) -> _Ended:
 
 
 @contextmanager
-def _disk_told() -> Iterator[None]:
+def _disk_errors() -> Iterator[None]:
     """A full disk, or a folder that may not be written, is no bug of ours: it ends the run with what to do."""
     try:
         yield
@@ -265,7 +250,7 @@ def _complete_leased(cell_run: CellRun, plan: NetworkProvider, session: Session)
 
 
 def _finished(cell_run: CellRun, session: Session) -> bool:
-    """Whether the cell is done, of this recipe and of the same data; `force` says no."""
+    """Whether the cell is done, by this version's results and from the same data; `force` says no."""
     if cell_run.experiment.settings.force or cell_run.cell.status() != "done":
         return False
     facts = cell_run.cell.facts()
@@ -297,9 +282,9 @@ def _fail(cell_run: CellRun, error: BaseException, session: Session) -> str:
     return first_line
 
 
-def _cut(todo: list[CellRun], reason: str) -> NoReturn:
+def _interrupt(todo: list[CellRun], reason: str) -> NoReturn:
     for cell_run in todo:
         if cell_run.cell.status() not in ("done", "failed"):
             with suppress(OSError):
-                cell_run.cell.set_status("cut", reason)
+                cell_run.cell.set_status("interrupted", reason)
     raise Interrupted(reason)

@@ -130,7 +130,7 @@ def test_experiment_from_outside_the_package(toys: Path) -> None:
     assert experiment.settings.output_dir == Path.cwd() / "out"
     assert experiment.settings.cache_dir == Path("~/cache").expanduser()
     assert experiment.settings.eval.num_draws == 12
-    again = load_experiment(experiment.overrides, toys)
+    again = load_experiment(experiment.run.overrides, toys)
     assert again.config == experiment.config, "the expanded overrides must reproduce the run"
 
 
@@ -190,7 +190,7 @@ def test_data_and_cache_places(toys: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_every_default_choice_is_built() -> None:
     experiment = load_experiment([])
-    assert experiment.metrics and experiment.settings.time_limit == "auto"
+    assert experiment.metrics and experiment.settings.time_limit is None
 
 
 def test_a_table_of_the_user_s_is_found_from_where_the_command_was_started(tmp_path: Path) -> None:
@@ -201,6 +201,6 @@ def test_a_table_of_the_user_s_is_found_from_where_the_command_was_started(tmp_p
     experiment = load_experiment(overrides, start=tmp_path)
     assert experiment.config["data"]["path"] == str(tmp_path / "mine.csv")
     assert experiment.data.spec().input_shape == (2,)
-    assert f"data.path={tmp_path / 'mine.csv'}" in [o.replace('"', "") for o in experiment.overrides]
+    assert f"data.path={tmp_path / 'mine.csv'}" in [o.replace('"', "") for o in experiment.run.overrides]
     with pytest.raises(UserError, match=r"prise is no column.*Did you mean price"):
         load_experiment([*overrides[:2], "data.target=prise"], start=tmp_path)

@@ -194,7 +194,7 @@ class StubRunner:
 
     def run(self, experiment: object) -> StubOutcome:
         self.experiments.append(experiment)
-        self.overrides.append(experiment.overrides)  # type: ignore[attr-defined]
+        self.overrides.append(experiment.run.overrides)  # type: ignore[attr-defined]
         return self.answer(experiment)
 
 

@@ -1,4 +1,4 @@
-"""Behind the check: Hydra runs the jobs, each job is composed, built and run; one's failure stops no other."""
+"""Behind the check: a single run is composed by Hydra once and run here; a sweep is launched through Hydra."""
 
 from __future__ import annotations
 
@@ -8,82 +8,121 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bnn_runner.config.groups import packaged_conf
 from bnn_runner.config.overrides import quote
+from bnn_runner.config.recommend import Expanded
 from bnn_runner.config.settings import anchor
 from bnn_runner.config.validate import Checked
 from bnn_runner.errors import UserError, did_you_mean
-from bnn_runner.runtime.exit_codes import OK
-from bnn_runner.sweeps.scratch_files import OUTCOME, PLAN
-from bnn_runner.sweeps.summary import run_code, sum_up, unfinished
+from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, OK, USAGE_ERROR
+from bnn_runner.sweeps.scratch_files import JOBS, OUTCOME, PLAN
+from bnn_runner.sweeps.summary import sum_up, unfinished
 
 if TYPE_CHECKING:
     from bnn_runner.cli.flags import CommandLine
 
 
-def launch(arguments: Sequence[str], checked: Checked, line: CommandLine) -> int:
-    """Let Hydra run (or show) what `arguments` say; returns the exit code."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions, and we tell them in our own words
+def show(arguments: Sequence[str]) -> int:
+    """Let Hydra show what the arguments ask for (--cfg, --info, ...); the exit code."""
+    _through_hydra(arguments, lambda config: None)
+    return OK
+
+
+def run_once(arguments: Sequence[str], expanded: Expanded, checked: Checked, line: CommandLine) -> int:
+    """Compose one run by Hydra, and run it; the exit code."""
+    start, outcomes = Path.cwd(), []
+
+    def task(config: Any) -> None:
+        from bnn_runner.experiment.compose import plain_tree, run_config
+        from bnn_runner.sweeps.job import run_configs
+
+        run = run_config(plain_tree(config), expanded, line.config_dir, start)
+        outcomes.extend(run_configs(lambda: [run], [{}], estimated=True))
+
+    with _scratch(checked) as scratch:
+        _through_hydra([*arguments, f"hydra.run.dir={quote(str(scratch))}"], task)
+    outcome = outcomes[0] if outcomes else {"status": "failed", "message": "no result"}
+    if outcome["status"] == "failed" and not outcome.get("printed"):
+        print(f"bnn-run: failed. {outcome['message']}", file=sys.stderr)
+    if outcome["status"] == "interrupted":
+        raise KeyboardInterrupt
+    return {"done": OK, "skipped": OK, "usage error": USAGE_ERROR, "interrupted": INTERRUPTED}.get(
+        outcome["status"], FAILED
+    )
+
+
+def sweep(arguments: Sequence[str], checked: Checked) -> int:
+    """Let Hydra sweep and launch; each job is composed, built and run apart. The exit code."""
+    from bnn_runner.sweeps.job import job
+
+    with _scratch(checked) as scratch:
+        os.environ["BNN_RUN_JOBS"] = str(checked.jobs)
+        try:
+            _through_hydra([*arguments, f"hydra.sweep.dir={quote(str(scratch))}"], job)
+            return sum_up(scratch, checked.jobs)
+        except KeyboardInterrupt:
+            sum_up(scratch, checked.jobs)
+            raise
+        finally:
+            os.environ.pop("BNN_RUN_JOBS", None)
+
+
+def _through_hydra(arguments: Sequence[str], task: Callable[[Any], None]) -> None:
+    """Hydra's main function on `task`. Raises `UserError` for what Hydra, a launcher or a sweeper refuses."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions
     # Threads that wait for each other sleep: spinning makes torch ten times slower as soon as another program wants
-    # the same cores, and is about a tenth faster when none does (OMP_WAIT_POLICY=ACTIVE has it back). Read when torch
+    # the same cores, and is about a tenth faster when none does (set OMP_WAIT_POLICY=ACTIVE for that). Read when torch
     # is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from bnn_runner.experiment import hydra_message
-    from bnn_runner.sweeps.job import job
+    from bnn_runner.experiment.compose import hydra_message
     from bnn_runner.sweeps.sweeper import register
 
     register()
-
-    program = sys.argv[0]
-    scratch = None if line.shows_only else make_scratch(anchor(checked.tree["output_dir"], Path.cwd()))
-    own = [] if scratch is None else [f"hydra.{kind}.dir={quote(str(scratch))}" for kind in ("run", "sweep")]
-    if scratch is not None and line.multirun:
-        os.environ["BNN_RUN_JOBS"] = str(checked.jobs)
-    saved, sys.argv = sys.argv, [program, *arguments, *own]
+    saved, sys.argv = sys.argv, [sys.argv[0], *arguments]
     try:
-        hydra.main(config_path=str(packaged_conf()), config_name="config", version_base="1.3")(job)()
-        if scratch is None:
-            return OK
-        return sum_up(scratch, checked.jobs) if line.multirun else run_code(scratch)
-    except KeyboardInterrupt:
-        if scratch is not None and line.multirun:
-            sum_up(scratch, checked.jobs)
-        raise
+        hydra.main(config_path=str(packaged_conf()), config_name="config", version_base="1.3")(task)()
     except (HydraException, OmegaConfBaseException) as error:
         if isinstance(error.__cause__, UserError):  # what a launcher or sweeper of ours refused
             raise error.__cause__ from error
         raise UserError(_unknown_engine(str(error)) or hydra_message(error)) from error
     finally:
         sys.argv = saved
-        os.environ.pop("BNN_RUN_JOBS", None)
-        if scratch is not None:
-            clear_scratch(scratch)
 
 
 def _unknown_engine(message: str) -> str:
-    """What to say of a launcher or sweeper that Hydra does not find (empty for other messages)."""
+    """The message for a launcher or sweeper that Hydra does not find (empty for other messages)."""
     missing = re.search(r"Could not find 'hydra/(launcher|sweeper)/([^']*)'", message)
     if missing is None:
         return ""
     kind, name = missing.groups()
     extra = {"submitit_slurm": "slurm", "submitit_local": "slurm"}.get(name)
     if extra is not None:
-        return f"hydra/{kind}={name} needs a package. Install it: pip install 'bnn-runner[{extra}]'"
+        return f"hydra/{kind}={name} requires a package. Install it: pip install 'bnn-runner[{extra}]'"
     listed = re.search(r"Available options in '[^']*':((?:\s+[\w-]+(?=\s|$))+)", message.partition("Config search")[0])
     names = listed[1].split() if listed else []
     return f"hydra/{kind}={name} is not a choice.{did_you_mean(name, names)} The choices: {', '.join(names)}."
 
 
+@contextlib.contextmanager
+def _scratch(checked: Checked) -> Iterator[Path]:
+    """A folder of this command's own for what Hydra and the jobs of a sweep write; cleared at the end."""
+    folder = make_scratch(anchor(checked.tree["output_dir"], Path.cwd()))
+    try:
+        yield folder
+    finally:
+        clear_scratch(folder)
+
+
 def make_scratch(output_dir: Path) -> Path:
-    """A folder of this command's own for what Hydra writes; two commands of one second do not meet."""
+    """A new folder; two commands of one second get different ones."""
     for attempt in range(20):
         try:
             parent = output_dir / ".hydra"
@@ -93,9 +132,10 @@ def make_scratch(output_dir: Path) -> Path:
             time.sleep(0.005 * (attempt + 1))
         except OSError as error:
             raise UserError(
-                f"output_dir={output_dir} cannot be written ({error.strerror}). Give a folder of yours: output_dir=..."
+                f"output_dir must be a folder you can write to; got {output_dir} ({error.strerror}). "
+                "Set another one: output_dir=..."
             ) from error
-    raise UserError(f"{output_dir}/.hydra cannot be made. Remove what stands there, or give another output_dir=...")
+    raise UserError(f"Could not create {output_dir}/.hydra. Remove the file of that name, or set output_dir=...")
 
 
 def clear_scratch(scratch: Path) -> None:
@@ -103,7 +143,7 @@ def clear_scratch(scratch: Path) -> None:
     open_jobs = (scratch / PLAN).exists() and unfinished(scratch)
     for path in [
         scratch / "multirun.yaml",
-        *([] if open_jobs else [scratch / PLAN]),
+        *([] if open_jobs else [scratch / PLAN, *(scratch / JOBS).glob("*.json")]),
         *scratch.glob(f"*/{OUTCOME}"),
         scratch / OUTCOME,
     ]:

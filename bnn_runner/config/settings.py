@@ -27,12 +27,12 @@ class EvalSettings:
 
     def __post_init__(self) -> None:
         problems = [
-            f"eval.{name}={value} leaves nothing to evaluate. It must be 1 or more."
+            f"eval.{name} must be at least 1; got {value}."
             for name, value in (("num_draws", self.num_draws), ("batch_size", self.batch_size))
             if value < 1
         ]
         problems += [
-            f"eval.{name}={value} is negative. It is a number of points; null takes all."
+            f"eval.{name} must be 0 or more points, or null for all; got {value}."
             for name, value in (("max_ood", self.max_ood), ("max_shift", self.max_shift))
             if value is not None and value < 0
         ]
@@ -50,7 +50,7 @@ class NoiseSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Every top-level setting. Paths are absolute; `time_limit` is minutes, "auto", or None for no limit."""
+    """Every top-level setting. Paths are absolute; `time_limit` is in minutes, None for no limit."""
 
     seed: int
     size: Literal["small", "paper"]
@@ -62,7 +62,7 @@ class Settings:
     data_dir: Path | None
     output_dir: Path
     cache_dir: Path | None
-    time_limit: float | Literal["auto"] | None
+    time_limit: float | None
     memory_gb: float | None
     force: bool
     plan_only: bool
@@ -79,15 +79,15 @@ class Settings:
     def __post_init__(self) -> None:
         problems = []
         if self.seed < 0:
-            problems.append(f"seed={self.seed} is negative. It names random streams: 0 or more.")
+            problems.append(f"seed must be 0 or more; got {self.seed}.")
         if self.replicates < 1:
-            problems.append(f"replicates={self.replicates} runs nothing. It must be 1 or more.")
+            problems.append(f"replicates must be at least 1; got {self.replicates}.")
         if self.threads is not None and self.threads < 1:
-            problems.append(f"threads={self.threads} cannot compute. It must be 1 or more, or null for all cores.")
-        if isinstance(self.time_limit, float) and not self.time_limit >= 0:
-            problems.append(f"time_limit={self.time_limit} is not a time. It is in minutes; null or 0 is none.")
+            problems.append(f"threads must be at least 1, or null for all cores; got {self.threads}.")
+        if self.time_limit is not None and not 0 < self.time_limit < float("inf"):
+            problems.append(f"time_limit must be positive (minutes), or null for no limit; got {self.time_limit:g}.")
         if self.memory_gb is not None and not 0 < self.memory_gb < float("inf"):
-            problems.append(f"memory_gb={self.memory_gb} holds nothing. It is in GiB and above 0; null is no budget.")
+            problems.append(f"memory_gb must be positive (GiB), or null for no limit; got {self.memory_gb:g}.")
         raise_all(problems)
 
     @property
@@ -122,7 +122,6 @@ def read_settings(config: Mapping[str, Any], start: Path) -> tuple[Settings | No
         "output_dir": output_dir,
         "data_dir": anchor(data_dir, start),
         "cache_dir": anchor(cache_dir, start),
-        "time_limit": arguments["time_limit"] or None,
         "eval": evaluation,
     }
     settings, found = attempt(Settings, arguments)

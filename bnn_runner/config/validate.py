@@ -10,17 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bnn_runner.config.groups import GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten, merge
-from bnn_runner.config.overrides import (
-    UNKNOWN,
-    Override,
-    Resolved,
-    keys_of,
-    parse,
-    quote,
-    render,
-    resolve,
-    with_own_class,
-)
+from bnn_runner.config.overrides import UNKNOWN, Override, parse, quote, render
+from bnn_runner.config.recommend import Expanded, Resolved, expanded_at, keys_of, resolve, with_own_class
 from bnn_runner.config.schema import check_fields, show
 from bnn_runner.config.settings import COMPONENTS, NoiseSettings, read_settings
 from bnn_runner.config.where_rules import SIZES, SMALL, has_size, settings_where
@@ -38,6 +29,10 @@ class Checked:
     points: tuple[Resolved, ...]
     jobs: int
     tree: dict[str, Any]
+
+    def expanded(self) -> Expanded:
+        """The overrides in full; for a command line without sweeps."""
+        return expanded_at(self.catalogue, self.overrides, self.points[0])
 
 
 def check(overrides: Sequence[str], config_dirs: Sequence[Path | str] = (), multirun: bool = False) -> Checked:

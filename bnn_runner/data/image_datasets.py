@@ -9,7 +9,8 @@ from pathlib import Path
 
 from bnn_runner.data.downloads import ensure
 from bnn_runner.data.image_sets import SETS, partner_images, partner_source
-from bnn_runner.data.images import image_task
+from bnn_runner.data.images import Array, Half, image_task
+from bnn_runner.data.read_once import once
 from bnn_runner.data.shifts import shift_problems, shifted
 from bnn_runner.data.sources import Source
 from bnn_runner.data.splits import Sizes
@@ -64,14 +65,22 @@ class PublishedImages:
         spec = self.spec()
         chosen = SETS[self.name]
         place = ensure(chosen.source, data_dir)
+
+        def half(part: str) -> Half:
+            return once((self.name, place, part), partial(chosen.read, place, part))
+
         task = image_task(
             spec,
-            (chosen.read(place, "train"), chosen.read(place, "test")),
+            (half("train"), half("test")),
             self._sizes,
             seed,
             chosen.scaling,
-            {name: partial(partner_images, name, data_dir) for name in chosen.partners},
+            {name: partial(_partner, name, data_dir) for name in chosen.partners},
             chosen.class_names,
             chosen.notes,
         )
         return replace(task, shifted=shifted(task.test, self.shifts, seed))
+
+
+def _partner(name: str, data_dir: Path) -> Array:
+    return once(("partner", name, data_dir), partial(partner_images, name, data_dir))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bnn_runner.data.downloads import ensure
 from bnn_runner.data.field_checks import is_integer
+from bnn_runner.data.read_once import once
 from bnn_runner.data.sources import File, Source
 from bnn_runner.data.splits import Sizes, divide, fingerprint
 from bnn_runner.errors import UserError, raise_all
@@ -80,8 +81,10 @@ class SST2:
         """Read the sentences. Raises `UserError` when files are missing or not the published ones."""
         spec = self.spec()
         place = ensure(SOURCE, data_dir)
-        training = [*_read(place / "train.tsv"), *_read(place / "dev.tsv")]
-        sentences = training + _read(place / "test.tsv")
+        names = ("train", "dev", "test")
+        train_set, dev_set, test_set = once(place, lambda: [_read(place / f"{name}.tsv") for name in names])
+        training = train_set + dev_set
+        sentences = training + test_set
         labels = torch.tensor([label for _, label in sentences])
         rows, first = torch.arange(len(sentences)), len(training)
         parts = divide(rows[:first], rows[first:], self._sizes, seed, labels[:first], labels[first:])

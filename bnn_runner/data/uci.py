@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ import torch
 
 from bnn_runner.data.downloads import ensure
 from bnn_runner.data.field_checks import is_integer
+from bnn_runner.data.read_once import once
 from bnn_runner.data.sources import Archive, File, Source
 from bnn_runner.data.splits import Sizes, divide
 from bnn_runner.data.tables import table_task
@@ -130,7 +132,8 @@ class UCIRegression:
         published = SETS[self.name]
         folder = data_dir / "UCI_Datasets" / published.folder
         (source,) = self.sources()
-        table = np.loadtxt(ensure(source, data_dir) / "data.txt", ndmin=2)
+        path = ensure(source, data_dir) / "data.txt"
+        table = once(path, partial(np.loadtxt, path, ndmin=2))
         num_splits = published.num_splits(self.splits)
         split = seed % num_splits if self.split is None else self.split
         standard = self.splits == "standard"

@@ -115,7 +115,7 @@ def group_cells(cells: Sequence[CellRecord]) -> tuple[list[Group], list[CellReco
         rows = [k for k in keys if (k.data, k.model, k.method) == (cell.data, cell.model, cell.method)]
         if len(rows) == 1:
             others[rows[0]].append(cell)
-        elif not rows and cell.status in ("failed", "cut"):
+        elif not rows and cell.status in ("failed", "interrupted"):
             others[GroupKey(cell.data, cell.model, cell.method, cell.results_version, False, ())].append(cell)
         else:
             loose.append(cell)

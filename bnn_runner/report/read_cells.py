@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 from bnn_runner.report.columns import Column
 
-Status = Literal["done", "failed", "cut", "unfinished", "damaged"]
+Status = Literal["done", "failed", "interrupted", "unfinished", "damaged"]
 
-_STATUS_FILES: tuple[tuple[str, Status], ...] = (("DONE", "done"), ("FAILED", "failed"), ("CUT", "cut"))
+_STATUS_FILES: tuple[tuple[str, Status], ...] = (("DONE", "done"), ("FAILED", "failed"), ("INTERRUPTED", "interrupted"))
 _FOLDER_NAME = re.compile(r"(-?\d+)-([0-9a-fA-F]+)")
 _EVIDENCE = ("evidence_nats", "evidence_over", "mode", "newton_decrement_nats")
 _NEEDED_COLUMNS = ("metric", "value", "split", "status")
@@ -58,7 +58,7 @@ def _column(metric: str, split: str, tau: int | None, kappa: int | None) -> Colu
 class CellRecord:
     """One cell folder. What could not be read is empty, and `reason` says why.
 
-    `reason` is the first line of FAILED or CUT, or what is damaged. `config` is the flattened
+    `reason` is the first line of FAILED or INTERRUPTED, or what is damaged. `config` is the flattened
     resolved configuration, empty where cell.json is not there yet.
     """
 

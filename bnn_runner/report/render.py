@@ -88,7 +88,7 @@ def to_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = ["data", "model", "method", *table.extra, "kind", "n", "shortened", "results_version"]
-    names += ["seeds", "missing_seeds", "failed", "cut", "unfinished", "damaged"]
+    names += ["seeds", "missing_seeds", "failed", "interrupted", "unfinished", "damaged"]
     parts = ("mean", "se", "n", "nan", "na", "absent", "converged", "q1", "median", "q3")
     writer.writerow(names + [f"{c.key}_{part}" for c in table.columns for part in parts])
     for row in table.rows:
@@ -96,7 +96,7 @@ def to_csv(table: Table) -> str:
         line: list[object] = [key.data, key.model, key.method, *(row.extra[name] for name in table.extra)]
         line += [row.kind, row.n, int(key.shortened), "" if key.results_version is None else key.results_version]
         line += [" ".join(map(str, row.group.done)), " ".join(map(str, row.missing))]
-        line += [row.count(status) for status in ("failed", "cut", "unfinished", "damaged")]
+        line += [row.count(status) for status in ("failed", "interrupted", "unfinished", "damaged")]
         for column in table.columns:
             e = row.entries.get(column)
             if e is None:

@@ -223,9 +223,9 @@ def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[CellR
             told = "; ".join(f"{', '.join(seeds)} ({why})" for why, seeds in by_reason.items())
             notes.append(f"{row.name}: missing seeds {told}.")
     for row in rows:
-        notes += [_told(c) for c in row.group.others if c.status in ("failed", "cut")]
+        notes += [_told(c) for c in row.group.others if c.status in ("failed", "interrupted")]
     everything = [c for row in rows for c in row.group.others] + list(loose)
-    notes += [_told(c) for c in loose if c.status in ("failed", "cut")]
+    notes += [_told(c) for c in loose if c.status in ("failed", "interrupted")]
     notes += [f"damaged, left out: {c.name}: {c.reason}." for c in everything if c.status == "damaged"]
     unfinished = [c.name for c in everything if c.status == "unfinished"]
     if unfinished:
@@ -264,7 +264,7 @@ def _shortening(row: Row) -> str:
 
 
 def _provenance(cells: Sequence[CellRecord]) -> str:
-    count = {s: sum(c.status == s for c in cells) for s in ("done", "failed", "cut", "unfinished", "damaged")}
+    count = {s: sum(c.status == s for c in cells) for s in ("done", "failed", "interrupted", "unfinished", "damaged")}
     told = ", ".join(f"{n} {status}" for status, n in count.items() if n)
     versions = ", ".join(sorted({c.version for c in cells if c.version})) or "unknown"
     versions_of_results = (

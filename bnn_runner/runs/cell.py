@@ -79,16 +79,15 @@ class Cell:
             write_text(self.folder / "hyper.csv", table_text(rows, columns))
 
 
-def cell_of(experiment: Experiment, seed: int) -> Cell:
-    """The cell of one seed of an experiment."""
-    config = {**experiment.config, "seed": seed, "replicates": 1}
+def cell_of(experiment: Experiment) -> Cell:
+    """The cell of an experiment of one seed."""
     return Cell(
         root=experiment.settings.output_dir,
         data=str(experiment.choices["data"]),
         model=str(experiment.choices["model"]),
         method=str(experiment.choices["method"]),
-        seed=seed,
-        hash=cell_hash(config, experiment.uses_hyper, experiment.method.finite),
+        seed=experiment.settings.seed,
+        hash=cell_hash(experiment.config, experiment.uses_hyper, experiment.method.finite),
     )
 
 

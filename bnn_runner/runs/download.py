@@ -1,4 +1,4 @@
-"""Having the data: a run fetches what its set lacks; `prepare=true` also fetches the partners, and trains nothing."""
+"""Downloads: a run fetches the files its data set lacks; `prepare=true` also fetches out-of-distribution sets."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from pathlib import Path
 from bnn_runner.data.downloads import ensure
 from bnn_runner.data.sources import Published, Source, look
 from bnn_runner.errors import UserError
+from bnn_runner.experiment import Experiment
 from bnn_runner.tasks import DataSet
 
 Say = Callable[[str], None]
 
 
 def acquire(data: DataSet, data_dir: Path, say: Say, stop: Callable[[], bool]) -> None:
-    """Have the files that `data` cannot do without. Raises `UserError`, or `Interrupted` once `stop()` is true."""
+    """Download the files that `data` requires. Raises `UserError`, or `Interrupted` once `stop()` is true."""
     if isinstance(data, Published):
         for source in data.sources():
             ensure(source, data_dir, say, stop)
 
 
-def prepare_data(data: DataSet, choice: str, data_dir: Path, seed: int, say: Say, stop: Callable[[], bool]) -> None:
-    """Fetch a data set and its out-of-distribution partners, read it, and say what there is and what is not.
+def prepare_data(experiment: Experiment, say: Say, stop: Callable[[], bool]) -> None:
+    """Download a data set and its out-of-distribution sets, read it, and list what is there and what is missing.
 
-    Raises `UserError` when the set itself cannot be had; an absent partner is told.
+    Raises:
+        UserError: when the set itself is not available; a missing out-of-distribution set is only reported.
     """
+    data, data_dir, seed = experiment.data, experiment.settings.data_path, experiment.settings.seed
+    choice = str(experiment.choices["data"])
     acquire(data, data_dir, say, stop)
     failures: dict[str, str] = {}
     partners = data.partner_sources() if isinstance(data, Published) else {}
@@ -49,7 +53,7 @@ def prepare_data(data: DataSet, choice: str, data_dir: Path, seed: int, say: Say
 
 
 def _list(source: Source, data_dir: Path, say: Say) -> None:
-    """The files of a source that is there, with their place and length."""
+    """The files of a source, with path and size."""
     place = look(source, data_dir).place
     for file in source.files:
         path = place / file.name

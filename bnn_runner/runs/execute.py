@@ -48,7 +48,7 @@ def begin(cell_run: CellRun, session: Session) -> None:
     cell.folder.mkdir(parents=True, exist_ok=True)
     cell.set_status("open", "")
     write_description(cell, _facts(cell_run, session))
-    write_text(cell.folder / "command.txt", cell_run.command(session.shortening) + "\n")
+    write_text(cell.folder / "command.txt", cell_run.command() + "\n")
 
 
 def complete(cell_run: CellRun, plan: NetworkProvider, session: Session) -> None:
@@ -63,13 +63,13 @@ def complete(cell_run: CellRun, plan: NetworkProvider, session: Session) -> None
             raise RunFailed(
                 "a trained network vanished from the cache while the run went on. Run the same command again."
             )
-        given = report_pretrained(cell_run, networks, session)
+        pretrained = report_pretrained(cell_run, networks, session)
         history: list[Mapping[str, float]] = []
         posterior = _fit(cell_run, networks, session, history.append)
         evaluation, calibration = _evaluate(cell_run, posterior, session)
         session.stop.check("evaluation")
         scores = score(cell_run, evaluation)
-        _write(cell_run, networks, posterior, evaluation, calibration, scores, given, history, session)
+        _write(cell_run, networks, posterior, evaluation, calibration, scores, pretrained, history, session)
         cell_run.cell.finish()
         if (trouble := log_finished(cell_run.experiment.logger, cell_run.cell.folder, cell_run.cell.root)) is not None:
             console.say(f"note: {trouble}")
@@ -179,7 +179,7 @@ def _facts(cell_run: CellRun, session: Session) -> dict[str, Any]:
         "fingerprint": cell_run.task.fingerprint,
         "metrics_digest": cell_run.metrics_digest(),
         "attempts": cell_run.attempt,
-        "shortened": session.shortening.describe(),
+        "shortened": session.shortening.facts(),
         "config": cell_run.effective_config(),
         "places": cell_run.places(),
     }
@@ -192,7 +192,7 @@ def _write(
     evaluation: Evaluation,
     calibration: Calibration | None,
     scores: Sequence[Score],
-    given: Sequence[dict[str, Any]],
+    pretrained: Sequence[dict[str, Any]],
     history: Sequence[Mapping[str, float]],
     session: Session,
 ) -> None:
@@ -209,7 +209,13 @@ def _write(
         saved = _save_posterior(cell_run, posterior, session) if experiment.settings.save_posterior else {}
         if experiment.settings.figures:
             draw_figures(cell.folder, cell_run.task, posterior, experiment, evaluation, scores, networks)
-    notes = [*cell_run.task.notes, *experiment.notes, *cell_run.notes, *evaluation.notes, *session.shortening.notes()]
+    notes = [
+        *cell_run.task.notes,
+        *experiment.run.notes,
+        *cell_run.notes,
+        *evaluation.notes,
+        *session.shortening.notes(),
+    ]
     report = dict(posterior.report)
     if (rule := experiment.training_rule) is not None:
         facts, told_of_training = told(rule, networks)
@@ -218,8 +224,8 @@ def _write(
         report["temperature"] = calibration.temperature
         report["notes"] = [*report.get("notes", []), calibration.told()]
     found: dict[str, Any] = {"report": report, "notes": notes, "headline": headline(scores), **saved}
-    if given:
-        found["given"] = list(given)
+    if pretrained:
+        found["pretrained"] = list(pretrained)
     write_description(cell, _facts(cell_run, session) | found)
     provenance = collect(session.device, experiment.settings, session.threads, cell_run.stages)
     provenance |= {

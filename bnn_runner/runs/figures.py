@@ -29,7 +29,7 @@ def draw_figures(
 ) -> list[Path]:
     """Draw what applies into folder/figures; the functions shown are the very draws that were scored."""
     settings = experiment.settings.eval
-    seed = int(experiment.config["seed"])
+    seed = experiment.settings.seed
     device, dtype = task.train.inputs.device, torch.float32
 
     def predict_on(x: Tensor) -> SplitEvaluation:

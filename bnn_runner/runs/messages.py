@@ -29,14 +29,14 @@ def describe_run(cell_run: CellRun, session: Session, config: TrainingConfig) ->
     networks = "" if count == 1 else f" ({count} trained networks)"
     schedule = experiment.schedule
     trained = f"{schedule.epochs} epochs of {schedule.optimizer}"
-    if experiment.given:
-        trained = f"weights from {', '.join(g.path.name for g in experiment.given)}"
+    if experiment.pretrained:
+        trained = f"weights from {', '.join(g.path.name for g in experiment.pretrained)}"
     say(
         f"model={cell_run.cell.model} method={cell_run.cell.method}{networks}: {trained}, "
         f"device {session.device.type}, {session.threads} threads"
     )
     say(f"prior={experiment.choices.get('prior')} {_decay(config, cell_run)}")
-    if experiment.given:
+    if experiment.pretrained:
         say(f"  (weight decay d of a training on these points is prior.precision = {len(task.train):,} d)")
 
 
@@ -54,25 +54,23 @@ def _decay(config: TrainingConfig, cell_run: CellRun) -> str:
 def report_pretrained(cell_run: CellRun, networks: Sequence[Network], session: Session) -> list[dict[str, Any]]:
     """Try each network trained elsewhere on this task, before anything is built on it; what cell.json says of it."""
     experiment, say, found = cell_run.experiment, session.console.say, []
-    for given, network in zip(experiment.given, networks, strict=False):
+    for weights, network in zip(experiment.pretrained, networks, strict=False):
         trial = try_on(network, cell_run.task)
-        say(f"given network {given.path.name}: {network.num_parameters:,} parameters")
+        say(f"pretrained network {weights.path.name}: {network.num_parameters:,} parameters")
         for line in trial.lines():
             say(line)
-        notes = [*given.notes, *trial.warnings]
+        notes = [*weights.notes, *trial.warnings]
         if cell_run.task.spec.kind == "regression" and experiment.noise.noise == "learned":
             notes.append(
-                "likelihood.noise=learned needs training: the noise of a given network is its residual standard "
+                "likelihood.noise=learned needs training: the noise of a pretrained network is its residual standard "
                 "deviation on the training part"
             )
         if any(t.noise_transform is not None for t in cell_run.trainings):
-            notes.append(
-                "this method is meant for networks trained with its own noise; the given one is taken as it is"
-            )
+            notes.append("this method is meant for networks trained with its own noise; this one is used as it is")
         for note in dict.fromkeys(notes):
             say(f"note: {note}")
         cell_run.notes += [n for n in notes if n not in cell_run.notes]
-        found.append({"file": str(given.path), "digest": given.digest, "parts": trial.parts})
+        found.append({"file": str(weights.path), "digest": weights.digest, "parts": trial.parts})
     return found
 
 
@@ -95,7 +93,7 @@ def show_scores(cell_run: CellRun, session: Session) -> None:
         say(f"picture  {short(picture)}")
     say(f"cell     {short(cell.folder)}")
     if cell_run.stages.seconds:
-        for line in cell_run.stages.told():
+        for line in cell_run.stages.summary_lines():
             say(line)
 
 

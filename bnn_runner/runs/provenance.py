@@ -98,7 +98,7 @@ class Stages:
         self.seconds[name] = time.perf_counter() - start
         self.peaks[name] = _peak_memory(device)
 
-    def told(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """Lines for a person."""
         lines = ["seconds  " + ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items())]
         process = max(peak["process_mib"] for peak in self.peaks.values())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from bnn_runner.config.keys import RESULTS_VERSION, digest, flatten, list_of, metrics_digest
+from bnn_runner.config.overrides import parse
 from bnn_runner.experiment import Experiment
 from bnn_runner.runs.cell import Cell, command_line
 from bnn_runner.runs.provenance import Stages
@@ -16,6 +18,9 @@ from bnn_runner.runtime.console import Console, Progress
 from bnn_runner.runtime.signals import StopRequest
 from bnn_runner.tasks import Task
 from bnn_runner.training.provider import Training
+
+OF_A_COMMAND = {"replicates", "time_limit", "plan_only", "retry_failed", "fail_fast"}
+"""Settings of the command that made a cell, which the cell does without."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class CellRun:
 
     def places(self) -> dict[str, str | None]:
         """Where data, networks and the user's own classes lay, for whoever opens the cell again."""
-        settings, own = self.experiment.settings, self.experiment.config_dir
+        settings, own = self.experiment.settings, self.experiment.run.config_dir
         places = {"data_dir": settings.data_path, "cache_dir": settings.cache_path, "config_dir": own}
         return {name: None if path is None else str(path) for name, path in places.items()}
 
@@ -82,10 +87,14 @@ class CellRun:
         """Changes when other metrics, or other settings of them, are asked for."""
         return metrics_digest(self.experiment.config)
 
-    def command(self, shortening: Shortening) -> str:
-        """The line that reproduces the cell: its overrides, its own seed, and what the time limit changed."""
-        skip = {"seed", "replicates", "time_limit", "plan_only", "retry_failed", "fail_fast", *shortening.changes}
-        words = [o for o in self.experiment.overrides if o.lstrip("+").partition("=")[0] not in skip]
-        words += [f"{key}={value}" for key, value in shortening.changes.items()]
-        words += [f"seed={self.cell.seed}", "time_limit=null"]
-        return command_line(words, self.experiment.config_dir)
+    def command(self) -> str:
+        """The line that reproduces the cell, whatever is recommended later."""
+        run = self.experiment.run
+        return command_line([o for o in run.overrides if parse(o).key not in OF_A_COMMAND], run.config_dir)
+
+    def shorter_command(self, changes: Mapping[str, Any]) -> str:
+        """The command as it was typed, with smaller settings."""
+        run = self.experiment.run
+        skip = {"time_limit", *changes}
+        words = [*(o for o in run.typed if parse(o).key not in skip), *(f"{k}={v}" for k, v in changes.items())]
+        return command_line(words, run.config_dir)

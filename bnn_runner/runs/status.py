@@ -1,4 +1,7 @@
-"""A cell's status is a file in its folder: DONE, FAILED with the reason, CUT; written last. Imports nothing heavy."""
+"""A cell's status is a file in its folder, written last: DONE, FAILED or INTERRUPTED with the reason.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any, Literal
 
 from bnn_runner.runtime.files import write_text
 
-Status = Literal["done", "failed", "cut", "open"]
-_FILES: dict[Status, str] = {"done": "DONE", "failed": "FAILED", "cut": "CUT"}
+Status = Literal["done", "failed", "interrupted", "open"]
+_FILES: dict[Status, str] = {"done": "DONE", "failed": "FAILED", "interrupted": "INTERRUPTED"}
 
 
 def status_of(folder: Path) -> Status:
@@ -21,7 +24,7 @@ def status_of(folder: Path) -> Status:
 
 
 def set_status(folder: Path, status: Status, text: str) -> None:
-    """Write the status file last, and take others away."""
+    """Write the status file and remove the others."""
     for other, name in _FILES.items():
         if other != status:
             (folder / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a run tells while it works: bars with rate and time left on a terminal, sparse lines in a file."""
+"""What a run prints as it goes: progress bars on a terminal, an occasional line in a file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from tqdm import tqdm
+
+Progress = Callable[[str, int, int], None]
+"""Called with (stage, steps done, steps in all) by everything that takes long."""
 
 LINE_EVERY_SECONDS = 30.0
 LONG_AFTER_SECONDS = 60.0
@@ -29,34 +33,34 @@ class Console:
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream if stream is not None else sys.stdout
         self.log: Path | None = None
-        self._progress: Progress | None = None
+        self._progress: ProgressBar | None = None
 
     def say(self, text: str = "") -> None:
         if self._progress is not None:
             self._progress.clear()
         try:
             print(text, file=self.stream, flush=True)
-        except BrokenPipeError:  # nobody reads on (`bnn-run | head`, a lost terminal): the work goes on, the log too
+        except BrokenPipeError:  # the reader is gone (`bnn-run | head`, a lost terminal): the run and its log continue
             self.stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives as long as the process
             os.dup2(self.stream.fileno(), sys.stdout.fileno())
         self.write_log(text)
 
     def write_log(self, text: str) -> None:
         if self.log is not None:
-            # A log that cannot be written ends no run: whoever writes the results will tell.
+            # A log that fails ends no run: whatever fails to write the results reports it.
             with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as f:
                 f.write(time.strftime("%H:%M:%S ") + text + "\n")
 
-    def progress(self) -> Progress:
-        self._progress = Progress(self)
+    def progress(self) -> ProgressBar:
+        self._progress = ProgressBar(self)
         return self._progress
 
 
-class Progress:
-    """Call it with (stage, done, total). A new stage begins a new bar; a finished one is closed.
+class ProgressBar:
+    """A `Progress`: a bar on a terminal, a line at most every 30 seconds in a file, nothing for what is quick.
 
-    On a terminal a bar; in a file a line at most every 30 seconds and none for what is quick. Once
-    the first seconds of a stage show that it will take over a minute, one line says how long.
+    A new stage starts a new bar; a finished one is closed. Once the first seconds of a stage show that it will take
+    over a minute, one line says how long.
     """
 
     def __init__(self, console: Console) -> None:

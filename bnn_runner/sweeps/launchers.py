@@ -1,4 +1,4 @@
-"""Launchers of our own: processes of this machine side by side (joblib), and a cluster of Ray.
+"""Launchers of our own: one process after the other, several at once (joblib), and a cluster of Ray.
 
 A job travels as plain values (`Ticket`), so that where it runs needs nothing of Hydra's state.
 """
@@ -22,6 +22,24 @@ from bnn_runner.sweeps.child_process import passing_on
 from bnn_runner.sweeps.job import Ticket, carry_out
 
 
+class SerialLauncher(Launcher):
+    """One job after the other, each in a process of its own. Unlike Hydra's own launcher it composes nothing."""
+
+    def __init__(self) -> None:
+        self.config: DictConfig | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.config = config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run the jobs; a request to stop ends the sweep once the running job has saved its state."""
+        assert self.config is not None
+        for ticket in _tickets(self.config, job_overrides, initial_job_idx):
+            if carry_out(ticket):
+                raise KeyboardInterrupt
+        return _all_left(job_overrides)
+
+
 class WorkersLauncher(Launcher):
     """Up to `n_jobs` jobs at once (-1 is one a processor), each in a process of its own.
 
@@ -32,9 +50,9 @@ class WorkersLauncher(Launcher):
     def __init__(self, n_jobs: int, gpus: Sequence[int | str] | None):
         problems = []
         if n_jobs == 0:
-            problems.append("hydra.launcher.n_jobs=0 runs nothing. It is the jobs at once; -1 is one a processor.")
+            problems.append("hydra.launcher.n_jobs must be at least 1, or -1 for one job per processor; got 0.")
         if gpus is not None and len(gpus) == 0:
-            problems.append("hydra.launcher.gpus=[] leaves no GPU to run on. List some, as in [0,1], or write null.")
+            problems.append("hydra.launcher.gpus must list at least one GPU, as in [0,1], or be null; got [].")
         if problems:
             raise UserError(*problems)
         self.n_jobs, self.gpus = n_jobs, None if gpus is None else [str(gpu) for gpu in gpus]
@@ -44,7 +62,7 @@ class WorkersLauncher(Launcher):
         self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs; once a stop is asked for, no further one is begun."""
+        """Run the jobs; after a request to stop no further one starts."""
         from joblib import Parallel, delayed, effective_n_jobs
 
         assert self.config is not None
@@ -94,11 +112,11 @@ class RayLauncher(Launcher):
         try:
             self.ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError as error:
-            raise UserError("hydra/launcher=ray needs Ray. Install it: pip install 'bnn-runner[ray]'") from error
+            raise UserError("hydra/launcher=ray requires Ray. Install it: pip install 'bnn-runner[ray]'") from error
         self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs; when a stop is asked for, those that run save their state first."""
+        """Run the jobs; on a request to stop, running ones save their state first."""
         assert self.config is not None
         ray = self.ray
         if not ray.is_initialized():  # it ends with this process
@@ -106,7 +124,7 @@ class RayLauncher(Launcher):
             try:
                 ray.init(address=self.address or "local", logging_level="ERROR", **here)
             except (ConnectionError, ValueError) as error:
-                raise UserError(f"hydra.launcher.address={self.address}: no Ray answers there ({error}).") from error
+                raise UserError(f"Could not reach Ray at hydra.launcher.address={self.address} ({error}).") from error
         remote = ray.remote(**self.per_job)(carry_out)
         tickets = _tickets(self.config, job_overrides, initial_job_idx)
         waiting = [remote.options(name=f"job {t.number + 1}").remote(t) for t in tickets]
@@ -142,5 +160,5 @@ def _tickets(config: DictConfig, job_overrides: Sequence[Sequence[str]], first: 
 
 
 def _all_left(job_overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """What Hydra wants to hear of jobs that have ended: how they did stands in files."""
+    """What Hydra expects of jobs that have ended; their outcomes are in files."""
     return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED) for o in job_overrides]

@@ -1,17 +1,20 @@
-"""The plan of a sweep: each job's cells and how they stand, what is to run, and which jobs run together as lanes.
+"""The plan of a sweep: each job's cells and their status, what is left to run, and which jobs run together as lanes.
 
-Nothing is trained and nothing downloaded here. A job whose plan cannot be made because of a mistake
-is in the plan with its problems.
+Nothing is trained and nothing is downloaded here. A job with an error in its settings stays in the plan, with the
+reasons.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bnn_runner.config.keys import digest, flatten, metrics_digest, select
+from bnn_runner.config.groups import flatten
+from bnn_runner.config.keys import digest, metrics_digest, select
+from bnn_runner.config.run_config import RunConfig
 from bnn_runner.errors import UserError
 from bnn_runner.runs.status import facts_of, set_status, status_of
 from bnn_runner.sweeps.plan_cache import Entry, Memory, state_of
@@ -19,7 +22,7 @@ from bnn_runner.sweeps.plan_cache import Entry, Memory, state_of
 if TYPE_CHECKING:
     from bnn_runner.experiment import Experiment
 
-Standing = Literal["done", "failed", "cut", "open", "mistake"]
+JobStatus = Literal["done", "failed", "interrupted", "open", "usage error"]
 LANE_KEYS = ("seed", "data.split")
 """Jobs that differ in nothing else may train as lanes."""
 
@@ -29,15 +32,17 @@ class Job:
     """One point of the sweep.
 
     `trainings` are digests of what shapes each network that it trains; jobs of one `lanes` text train faster at once.
+    `config` is its resolved configuration (`RunConfig.to_text`), where it had to be looked at in full.
     """
 
     number: int
     overrides: tuple[str, ...]
-    standing: Standing = "open"
+    status: JobStatus = "open"
     cells: tuple[Path, ...] = ()
     problems: tuple[str, ...] = ()
     trainings: frozenset[str] = frozenset()
     lanes: str | None = None
+    config: str | None = None
 
     @property
     def shown(self) -> str:
@@ -53,29 +58,31 @@ class Plan:
     groups: tuple[tuple[Job, ...], ...]
     retry_failed: bool
 
-    def told(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """The plan in lines for a person."""
         running = [job for group in self.groups for job in group]
         cells = {c for job in self.jobs for c in job.cells}
-        lines = [f"sweep: {_count(len(self.jobs), 'job')} asked, {_count(len(cells), 'cell')}; {self._standings()}"]
+        lines = [f"sweep: {_count(len(self.jobs), 'job')}, {_count(len(cells), 'cell')}; {self._counts()}"]
         needed = sum(len(job.trainings) for job in running)
         different = len({t for job in running for t in job.trainings})
         if needed > different:
-            lines.append(f"trainings: {_count(needed, 'network')} asked for, {different} different ones to have")
+            lines.append(f"trainings: {_count(needed, 'network')} needed, {different} of them different")
         for group in self.groups:
             if len(group) > 1:
                 lines.append(f"lanes: {len(group)} jobs run as one, {group[0].shown} ... {group[-1].shown}")
         return lines
 
-    def _standings(self) -> str:
-        counts = {s: sum(job.standing == s for job in self.jobs) for s in ("done", "failed", "cut", "mistake")}
+    def _counts(self) -> str:
+        counts = Counter(job.status for job in self.jobs)
         parts = [f"{counts['done']} done", f"{sum(map(len, self.groups))} to run"]
         if counts["failed"]:
-            parts.append(f"{counts['failed']} failed before ({'run again' if self.retry_failed else 'left alone'})")
-        if counts["cut"]:
-            parts.append(f"{counts['cut']} cut before (gone on from)")
-        if counts["mistake"]:
-            parts.append(f"{counts['mistake']} cannot run")
+            parts.append(
+                f"{counts['failed']} failed before ({'will run again' if self.retry_failed else 'left alone'})"
+            )
+        if counts["interrupted"]:
+            parts.append(f"{counts['interrupted']} interrupted before (will resume)")
+        if counts["usage error"]:
+            parts.append(f"{counts['usage error']} with errors")
         return ", ".join(parts)
 
 
@@ -103,7 +110,7 @@ def make_plan(
     if rest := {number: point for number, point in enumerate(points) if number not in jobs}:
         jobs |= (look or look_into)(rest, config_dir, start, memory, look_only)
     ordered = tuple(jobs[number] for number in range(len(points)))
-    runs = [j for j in ordered if j.standing in ("open", "cut") or (retry_failed and j.standing == "failed")]
+    runs = [j for j in ordered if j.status in ("open", "interrupted") or (retry_failed and j.status == "failed")]
     return Plan(ordered, _groups(runs, max_lanes), retry_failed)
 
 
@@ -114,88 +121,83 @@ def look_into(
 
     Cells whose data have changed since are opened again, and what is found out is kept in `memory`.
     """
+    from bnn_runner.experiment import build_experiment
+
     jobs: dict[int, Job] = {}
     loader = Loader(config_dir, start)
-    found: dict[int, Experiment] = {}
+    runs: dict[int, RunConfig] = {}
+    experiments: dict[int, Experiment] = {}
+    last: Experiment | None = None
     for number, point in points.items():
         try:
-            found[number] = loader.load(point)
+            runs[number] = loader.load(point)
+            last = experiments[number] = build_experiment(runs[number], last)
         except UserError as error:
-            jobs[number] = Job(number, tuple(point), "mistake", problems=error.problems)
-    changed = _changed_data(found)
-    for number, experiment in found.items():
-        jobs[number] = _job(number, tuple(points[number]), experiment, changed)
+            jobs[number] = Job(number, tuple(point), "usage error", problems=error.problems)
+    changed = _changed_data(experiments)
+    for number, experiment in experiments.items():
+        jobs[number] = _job(number, runs[number], experiment, changed)
         if not look_only:
             for cell in changed.intersection(jobs[number].cells):
                 set_status(cell, "open", "")
-            if not (experiment.given or experiment.settings.force or experiment.settings.prepare):
+            if not (experiment.pretrained or experiment.settings.force or experiment.settings.prepare):
                 memory.keep(points[number], _entry(experiment, jobs[number]))
     return jobs
 
 
 @dataclass
 class Loader:
-    """Experiments from overrides; jobs that differ in their seed only are composed by Hydra but twice.
+    """Resolved configurations from overrides; of jobs that differ in their seed only two are composed by Hydra.
 
     The second is compared with the first: whatever else depends on the seed is composed for every job.
     """
 
     config_dir: Path | None
     start: Path
-    _models: dict[tuple[str, ...], tuple[Experiment, int]] = field(default_factory=dict)
+    _models: dict[tuple[str, ...], tuple[RunConfig, bool]] = field(default_factory=dict)
 
-    def load(self, overrides: Sequence[str]) -> Experiment:
+    def load(self, overrides: Sequence[str]) -> RunConfig:
         """Raises `UserError` with every problem."""
-        from bnn_runner.experiment import load_experiment
+        from bnn_runner.experiment import resolve_run
 
         seeds = [text for text in overrides if text.startswith("seed=") and text[5:].isdecimal()]
         others = tuple(text for text in overrides if text not in seeds)
-        first, agreeing = self._models.get(others, (None, 0))
-        if len(seeds) == 1 and first is not None and agreeing:
-            return _with_seed(first, int(seeds[0][5:]))
-        experiment = load_experiment(overrides, self.config_dir, self.start)
+        first, agrees = self._models.get(others, (None, False))
+        if len(seeds) == 1 and first is not None and agrees:
+            return replace(first.changed({"seed": int(seeds[0][5:])}), typed=tuple(overrides))
+        run = resolve_run(overrides, self.config_dir, self.start)
         if len(seeds) == 1:
-            same = first is not None and _with_seed(first, experiment.settings.seed).config == experiment.config
-            self._models[others] = (experiment, int(same and not experiment.given))
-        return experiment
-
-
-def _with_seed(experiment: Experiment, seed: int) -> Experiment:
-    words = tuple(f"seed={seed}" if o.lstrip("+").startswith("seed=") else o for o in experiment.overrides)
-    settings = replace(experiment.settings, seed=seed)
-    return replace(experiment, config=experiment.config | {"seed": seed}, settings=settings, overrides=words)
-
-
-def _seeds(experiment: Experiment) -> list[int]:
-    return [experiment.settings.seed + r for r in range(experiment.settings.replicates)]
+            same = first is not None and first.changed({"seed": run.get("seed")}).tree == run.tree
+            self._models[others] = (run, same)
+        return run
 
 
 def _cells(experiment: Experiment) -> tuple[Path, ...]:
     from bnn_runner.runs.cell import cell_of
 
-    return tuple(cell_of(experiment, seed).folder for seed in _seeds(experiment))
+    return tuple(cell_of(experiment.one_seed(seed)).folder for seed in experiment.seeds)
 
 
-def _job(number: int, overrides: tuple[str, ...], experiment: Experiment, changed: set[Path]) -> Job:
+def _job(number: int, run: RunConfig, experiment: Experiment, changed: set[Path]) -> Job:
     cells = _cells(experiment)
-    needed = [spec for spec in experiment.method.needs() if spec.trained and not experiment.given]
+    needed = [spec for spec in experiment.method.needs() if spec.trained and not experiment.pretrained]
     shaping = select(experiment.config, "training")
     if experiment.training_rule is not None:
         shaping |= {k: v for k, v in flatten(experiment.config).items() if k.startswith("hyper.")}
     trainings = {
         digest([shaping | {"seed": seed}, spec.member, list(spec.identity)])
-        for seed in _seeds(experiment)
+        for seed in experiment.seeds
         for spec in needed
     }
-    standing: Standing = "open"
-    standings = {"open" if c in changed else status_of(c) for c in cells}
+    status: JobStatus = "open"
+    statuses = {"open" if c in changed else status_of(c) for c in cells}
     if not experiment.settings.force and not experiment.settings.prepare:
-        if standings == {"done"}:
-            standing = "done" if _entry_holds(experiment, cells) else "open"
+        if statuses == {"done"}:
+            status = "done" if _entry_holds(experiment, cells) else "open"
         else:
-            standing = "failed" if "failed" in standings else "cut" if "cut" in standings else "open"
+            status = "failed" if "failed" in statuses else "interrupted" if "interrupted" in statuses else "open"
     lanes = _lanes(experiment) if needed else None
-    return Job(number, overrides, standing, cells, (), frozenset(trainings), lanes)
+    return Job(number, run.typed, status, cells, (), frozenset(trainings), lanes, run.to_text())
 
 
 def _entry(experiment: Experiment, job: Job) -> Entry:
@@ -239,7 +241,7 @@ def _changed_data(experiments: dict[int, Experiment]) -> set[Path]:
     for experiment in experiments.values():
         if not experiment.settings.force:
             data = digest([experiment.config["data"], str(experiment.settings.data_path)])
-            pairs = zip(_seeds(experiment), _cells(experiment), strict=True)
+            pairs = zip(experiment.seeds, _cells(experiment), strict=True)
             finished.setdefault(data, []).extend((experiment, s, c) for s, c in pairs if status_of(c) == "done")
     changed: set[Path] = set()
     for cells in finished.values():
@@ -262,7 +264,7 @@ def _lanes(experiment: Experiment) -> str | None:
         on_cpu = pick_device(settings.device).type == "cpu"
         if on_cpu and settings.stack == "auto" and not _stacks(experiment):
             return None
-    except Exception:  # a device or network that is not to be had: the job itself will say so
+    except Exception:  # a device or network that is not available: the job itself will say so
         return None
     return digest({k: v for k, v in flatten(experiment.config).items() if k not in LANE_KEYS})
 

@@ -1,6 +1,6 @@
-"""A sweep is looked into in a process of its own, forked from the server of its jobs: torch is imported there, once.
+"""A sweep is planned in a process of its own, forked from the server of its jobs, so that torch is imported once.
 
-The process that a person starts stays small, as on the login node of a cluster it should.
+The process that a person starts stays small, as it should on the login node of a cluster.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def look_apart(
             raise KeyboardInterrupt
         if not answer.exists():
             raise UserError(
-                f"the plan of the sweep could not be made: its process ended with code {code}. What it said stands"
-                " above; run one of the jobs without -m to see whether that goes."
+                f"Could not plan the sweep: the planning process ended with code {code}. Its output is above."
+                " Run one of the jobs without -m to see whether it works."
             )
         found = json.loads(answer.read_text(encoding="utf-8"))
     if "problems" in found:
@@ -60,9 +60,10 @@ def _job(fields: dict[str, Any]) -> Job:
     return Job(
         number=fields["number"],
         overrides=tuple(fields["overrides"]),
-        standing=fields["standing"],
+        status=fields["status"],
         cells=tuple(map(Path, fields["cells"])),
         problems=tuple(fields["problems"]),
         trainings=frozenset(fields["trainings"]),
         lanes=fields["lanes"],
+        config=fields["config"],
     )

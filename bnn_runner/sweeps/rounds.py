@@ -1,4 +1,4 @@
-"""What our sweepers share: points are planned, and what is left of them goes to the launcher, in rounds."""
+"""What our sweepers share: points are planned, and those left to run go to the launcher, in rounds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from bnn_runner.errors import UserError
 from bnn_runner.sweeps.plan import Job, Plan, make_plan
 from bnn_runner.sweeps.plan_cache import Memory, stamp
 from bnn_runner.sweeps.plan_process import look_apart
-from bnn_runner.sweeps.scratch_files import Member, SweepState, write_outcome
+from bnn_runner.sweeps.scratch_files import Member, SweepState, write_job, write_outcome
 
 OWN = ("plan_only", "retry_failed", "fail_fast", "objective")
-"""Settings of a sweep, which its jobs do not hear of."""
+"""Settings of the sweep that its jobs do not get."""
 
 
 class Rounds:
@@ -33,8 +33,8 @@ class Rounds:
     def __init__(self, context: HydraContext, task_function: TaskFunction, config: DictConfig, max_lanes: int):
         self.config, self.max_lanes = config, max_lanes
         self.folder, self.start = Path(str(config.hydra.sweep.dir)), Path(str(config.hydra.runtime.cwd))
-        self.handover = SweepState(0, fail_fast=bool(config.fail_fast), plan_only=bool(config.plan_only))
-        self._mistakes: list[dict[str, Any]] = []
+        self.state = SweepState(0, fail_fast=bool(config.fail_fast), plan_only=bool(config.plan_only))
+        self._errors: list[dict[str, Any]] = []
         self._loader = context.config_loader
         self.launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=context, task_function=task_function, config=config
@@ -58,47 +58,49 @@ class Rounds:
         return OverridesParser.create(config_loader=self._loader).parse_overrides(words)
 
     def plan(self, points: Sequence[Sequence[str]]) -> Plan:
-        """How these points stand."""
+        """The plan of these points."""
         config = self.config
-        anew = bool(config.force) or any(o.startswith("force=") for point in points for o in point)
+        forced = bool(config.force) or any(o.startswith("force=") for point in points for o in point)
         cache = anchor(str(config.cache_dir), self.start) if config.cache_dir else self.output_dir / "cache"
         folders = [packaged_conf(), *([self.config_dir] if self.config_dir else [])]
-        memory = Memory(cache / "plans", None if anew else stamp(folders, self.start))
+        memory = Memory(cache / "plans", None if forced else stamp(folders, self.start))
         retry, look_only = bool(config.retry_failed), bool(config.plan_only)
         return make_plan(points, self.config_dir, self.start, memory, retry, self.max_lanes, look_only, look_apart)
 
     def launch(self, plan: Plan, at_once: int | None = None) -> None:
-        """Hand the plan's groups to the launcher (`at_once` at a time), and tell the mistakes among its jobs."""
-        first, offset = len(self.handover.groups), self.handover.asked
-        self.handover = replace(
-            self.handover,
+        """Hand the plan's groups to the launcher (`at_once` at a time), and tell the wrong among its jobs."""
+        first, offset = len(self.state.groups), self.state.asked
+        self.state = replace(
+            self.state,
             asked=offset + len(plan.jobs),
-            done=self.handover.done + sum(job.standing == "done" for job in plan.jobs),
+            done=self.state.done + sum(job.status == "done" for job in plan.jobs),
             left_alone=[
-                *self.handover.left_alone,
-                *(_member(j, offset) for j in plan.jobs if j.standing == "failed" and not plan.retry_failed),
+                *self.state.left_alone,
+                *(_member(j, offset) for j in plan.jobs if j.status == "failed" and not plan.retry_failed),
             ],
-            groups=[*self.handover.groups, *([_member(job, offset) for job in group] for group in plan.groups)],
+            groups=[*self.state.groups, *([_member(job, offset) for job in group] for group in plan.groups)],
         )
-        self.handover.write(self.folder)
-        mistakes = [job for job in plan.jobs if job.standing == "mistake"]
-        for job in mistakes:
-            print(f"bnn-run: {job.shown}: this cannot run", file=sys.stderr)
+        self.state.write(self.folder)
+        for number, group in enumerate(plan.groups, first):
+            write_job(self.folder, number, [replace(_member(job, offset), config=job.config) for job in group])
+        wrong = [job for job in plan.jobs if job.status == "usage error"]
+        for job in wrong:
+            print(f"bnn-run: {job.shown}: not run", file=sys.stderr)
             for number, problem in enumerate(job.problems, 1):
                 print(f"  {number}. {problem}", file=sys.stderr)
-            told = {"status": "mistake", "message": job.problems[0], "told": True}
-            self._mistakes.append(_member(job, offset).described() | told)
-        if mistakes:
-            write_outcome(self.folder / "mistakes", self._mistakes)
+            error = {"status": "usage error", "message": job.problems[0], "printed": True}
+            self._errors.append(_member(job, offset).described() | error)
+        if wrong:
+            write_outcome(self.folder / "errors", self._errors)
         if self.config.plan_only:
             for job in (job for group in plan.groups for job in group):
-                before = f" ({job.standing} before)" if job.standing in ("failed", "cut") else ""
+                before = f" ({job.status} before)" if job.status in ("failed", "interrupted") else ""
                 print(f"  to run: {job.shown}{before}")
-        elif plan.groups and not (mistakes and self.config.fail_fast):
+        elif plan.groups and not (wrong and self.config.fail_fast):
             self._hand_over([list(group[0].overrides) for group in plan.groups], first, at_once or len(plan.groups))
 
     def _hand_over(self, jobs: Sequence[list[str]], first: int, at_once: int) -> None:
-        """A launcher that breaks off loses no result that is on disk."""
+        """A launcher that fails loses no result that is on disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, self.folder / "multirun.yaml")
         for begin in range(0, len(jobs), at_once):
@@ -108,7 +110,7 @@ class Rounds:
                 raise
             except Exception as error:
                 reason = (str(error).splitlines() or [""])[0]
-                print(f"bnn-run: the launcher broke off ({type(error).__name__}: {reason})", file=sys.stderr)
+                print(f"bnn-run: the launcher failed ({type(error).__name__}: {reason})", file=sys.stderr)
 
 
 def _member(job: Job, offset: int) -> Member:

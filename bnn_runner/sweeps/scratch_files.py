@@ -1,4 +1,4 @@
-"""What sweeper, jobs and summary tell each other: files in the sweep's scratch folder, as jobs may run elsewhere."""
+"""Files by which sweeper, jobs and summary communicate, in the sweep's scratch folder, as jobs may run elsewhere."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from typing import Any
 from bnn_runner.runtime.files import unwritable, write_json
 
 PLAN = "plan.json"
+JOBS = "jobs"
 OUTCOME = "outcome.json"
 
 
 @dataclass(frozen=True)
 class Member:
-    """A job of the sweep as a launched one carries it: its number, overrides and cells (none where unknown)."""
+    """A job of the sweep as it is launched: number, overrides, cells and resolved configuration (`RunConfig.to_text`).
+
+    Cells and configuration are missing where another sweeper planned the job.
+    """
 
     number: int
     overrides: list[str]
     cells: list[str] = field(default_factory=list)
+    config: str | None = None
 
     def described(self) -> dict[str, Any]:
         """The part of an outcome that is known before the job runs."""
@@ -53,6 +58,21 @@ class SweepState:
         found["left_alone"] = [Member(**m) for m in found["left_alone"]]
         found["groups"] = [[Member(**m) for m in group] for group in found["groups"]]
         return cls(**found)
+
+
+def write_job(folder: Path, number: int, members: Sequence[Member]) -> None:
+    """Leave the members of launched job `number`, with their configurations, where the job finds them."""
+    (folder / JOBS).mkdir(parents=True, exist_ok=True)
+    write_json(folder / JOBS / f"{number}.json", [asdict(m) for m in members])
+
+
+def read_job(folder: Path, number: int) -> list[Member] | None:
+    """The members of launched job `number`; None where another sweeper left none."""
+    try:
+        found = json.loads((folder / JOBS / f"{number}.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return [Member(**fields) for fields in found]
 
 
 def write_outcome(folder: Path, outcomes: Sequence[dict[str, Any]]) -> None:

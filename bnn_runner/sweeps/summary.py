@@ -1,4 +1,4 @@
-"""What a command did, told last, with the exit code that follows from it. Read from files (see `handover`)."""
+"""The closing summary of a sweep and its exit code, from the files of `scratch_files`."""
 
 from __future__ import annotations
 
@@ -7,32 +7,22 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, OK, USAGE_ERROR
+from bnn_runner.runtime.exit_codes import FAILED, OK, USAGE_ERROR
 from bnn_runner.sweeps.scratch_files import SweepState, read_outcomes
 
-_CODES = {"done": OK, "skipped": OK, "mistake": USAGE_ERROR, "interrupted": INTERRUPTED}
-_ORDER = ("done", "done before", "skipped", "cut", "failed", "failed before", "interrupted", "not run", "no result")
-
-
-def run_code(scratch: Path) -> int:
-    """The exit code of a single run; its failure is told where the run has not told it."""
-    outcomes = read_outcomes(scratch)
-    outcome = outcomes[0] if outcomes else {"status": "failed", "message": "no result"}
-    if outcome["status"] in ("failed", "cut") and not outcome.get("told"):
-        print(f"bnn-run: {outcome['status']}. {outcome['message']}", file=sys.stderr)
-    return _CODES.get(outcome["status"], FAILED)
+_ORDER = ("done", "done before", "skipped", "interrupted", "failed", "failed before", "not run", "no result")
 
 
 def sum_up(scratch: Path, jobs: int) -> int:
-    """The last words on a sweep of so many jobs: how many are done, and each other one's reason; the exit code."""
+    """Print how many jobs are done, and why the others are not. Returns the exit code."""
     plan = SweepState.read(scratch) or SweepState(jobs)
     outcomes = read_outcomes(scratch)
     ended = {o["number"] for o in outcomes}
     if plan.plan_only:
         print("plan_only=true: nothing was run", file=sys.stderr)
         return USAGE_ERROR if outcomes else OK
-    rows = [o | {"status": "failed" if o["status"] == "mistake" else o["status"]} for o in outcomes]
-    lost = {"status": "no result", "message": f"it left none. A launcher's logs are below {scratch}"}
+    rows = [o | {"status": "failed" if o["status"] == "usage error" else o["status"]} for o in outcomes]
+    lost = {"status": "no result", "message": f"it left no result. The launcher's logs are in {scratch}"}
     rows += [m.described() | lost for group in plan.groups for m in group if m.number not in ended]
     alone = {"status": "failed before", "message": "left alone (retry_failed=false)"}
     rows += [m.described() | alone for m in plan.left_alone]
@@ -55,9 +45,9 @@ def sum_up(scratch: Path, jobs: int) -> int:
 
 
 def unfinished(scratch: Path) -> bool:
-    """Whether a launched job left no outcome or was cut: a scheduler may run it again, and it needs the plan then."""
+    """Whether a launched job left no outcome or was interrupted: a scheduler may run it again by the plan."""
     plan, outcomes = SweepState.read(scratch), read_outcomes(scratch)
-    ended = {o["number"] for o in outcomes if o["status"] != "cut"}
+    ended = {o["number"] for o in outcomes if o["status"] != "interrupted"}
     members = [] if plan is None or plan.plan_only else [m for group in plan.groups for m in group]
     return (scratch / ".submitit").exists() and any(m.number not in ended for m in members)
 
@@ -72,8 +62,6 @@ def _log(row: dict[str, Any]) -> Path | None:
 
 def _exit_code(outcomes: list[dict[str, Any]], bad: list[dict[str, Any]], lost: int) -> int:
     statuses = {o["status"] for o in outcomes}
-    if "interrupted" in statuses:
-        return INTERRUPTED
-    if lost or not {str(row["status"]) for row in bad} <= {"failed"} or statuses & {"failed", "cut"}:
+    if lost or not {str(row["status"]) for row in bad} <= {"failed"} or statuses & {"failed", "interrupted"}:
         return FAILED
     return USAGE_ERROR if bad else OK

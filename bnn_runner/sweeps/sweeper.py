@@ -19,7 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from bnn_runner.errors import UserError
-from bnn_runner.sweeps.launchers import RayLauncher, WorkersLauncher
+from bnn_runner.sweeps.launchers import RayLauncher, SerialLauncher, WorkersLauncher
 from bnn_runner.sweeps.optuna_search import StudySweeper
 from bnn_runner.sweeps.rounds import Rounds
 
@@ -40,13 +40,13 @@ class CellSweeper(Sweeper):
         assert self.rounds is not None
         if self.rounds.config.objective is not None:
             raise UserError(
-                f"objective={self.rounds.config.objective} is what a search goes by, and this sweep runs everything."
-                " Add hydra/sweeper=optuna, or drop the objective."
+                f"objective={self.rounds.config.objective} requires a search, and this sweep runs every combination."
+                " Add hydra/sweeper=optuna, or remove the objective."
             )
         parsed = self.rounds.parse(self.params, arguments)
         (points,) = BasicSweeper.split_arguments(parsed, None)
         plan = self.rounds.plan(points)
-        for line in plan.told():
+        for line in plan.summary_lines():
             print(line, file=sys.stderr)
         self.rounds.launch(plan, self.max_batch_size)
 
@@ -60,7 +60,7 @@ def register() -> None:
         parent.__path__ = []
     module = ModuleType("hydra_plugins.bnn_runner")
     parent.bnn_runner = sys.modules[module.__name__] = module  # type: ignore[attr-defined]
-    for plugin in (CellSweeper, StudySweeper, WorkersLauncher, RayLauncher):
+    for plugin in (CellSweeper, StudySweeper, SerialLauncher, WorkersLauncher, RayLauncher):
         setattr(module, plugin.__name__, plugin)
         plugin.__module__ = module.__name__
         Plugins.instance().register(plugin)

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from bnn_runner.base import Network
 from bnn_runner.errors import Interrupted, UserError
 from bnn_runner.rng import generator
+from bnn_runner.runtime.console import Progress
 from bnn_runner.training.augmentation import Unchanged
 from bnn_runner.training.lanes import Forward, Strategy, Tensors, choose_strategy, concatenate, lane_forward, seconds_of
 from bnn_runner.training.noise_layers import StepNoise
 from bnn_runner.training.state import Lane, TrainingConfig, initial_state, residual_log_noise
 
-Progress = Callable[[str, int, int], None]
 CHECKPOINT_SECONDS = 10.0
 SMALL_STEP = 4_000_000
 """Multiplications of a forward pass below which one thread is faster than several."""

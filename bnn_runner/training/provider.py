@@ -17,18 +17,19 @@ from torch import nn
 from bnn_runner.base import Network, NoiseTransform
 from bnn_runner.config.keys import digest
 from bnn_runner.rng import global_stream
+from bnn_runner.runtime.console import Progress
 from bnn_runner.runtime.files import clear_unfinished, write_json
 from bnn_runner.runtime.leases import Lease
 from bnn_runner.tasks import Task
 from bnn_runner.training.cache import NetworkCache
-from bnn_runner.training.engine import Diverged, LaneTrainer, Progress
+from bnn_runner.training.engine import Diverged, LaneTrainer
 from bnn_runner.training.pretrained import PretrainedWeights, pretrained_network
 from bnn_runner.training.state import Lane, TrainingConfig
 
 
 @dataclass(frozen=True)
 class Training:
-    """One network that a run needs: trained here, not `trained` (wanted as it starts), or `given` from elsewhere."""
+    """One network that a run needs: trained here, left as it starts (not `trained`), or `pretrained` elsewhere."""
 
     task: Task
     lane_seed: int
@@ -36,7 +37,7 @@ class Training:
     label: str
     trained: bool = True
     noise_transform: NoiseTransform | None = None
-    given: PretrainedWeights | None = None
+    pretrained: PretrainedWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class NetworkProvider:
     def train_missing(self, trainings: Sequence[Training]) -> dict[str, str]:
         """Train what the cache lacks. Returns {key: reason} of those that diverged; the others are in the cache."""
         failed: dict[str, str] = {}
-        given = {t.given.path: t for t in trainings if t.given is not None}
+        given = {t.pretrained.path: t for t in trainings if t.pretrained is not None}
         if given:
             names = ", ".join(path.name for path in given)
             self.say(f"trained networks: {len(given)} given ({names}), nothing to train")
-        trainings = [t for t in trainings if t.trained and t.given is None]
+        trainings = [t for t in trainings if t.trained and t.pretrained is None]
         missing = self._to_train(trainings)
         have = len({t.key for t in trainings}) - len(missing)
         if have:
@@ -72,13 +73,13 @@ class NetworkProvider:
 
     def load(self, training: Training) -> Network | None:
         """A trained network out of the cache, one that is given, or one that is wanted untrained as it starts."""
-        if not training.trained and training.given is None:
+        if not training.trained and training.pretrained is None:
             return self._group([training]).network(0)
         module = self.skeleton(training)
         network = self.cache.load(training.key, module, self.device, self.config.dtype)
-        if network is None and training.given is not None:
+        if network is None and training.pretrained is not None:
             config = replace(self.config, noise_transform=training.noise_transform)
-            network = pretrained_network(module, training.given, config, training.task, training.key)
+            network = pretrained_network(module, training.pretrained, config, training.task, training.key)
             self.cache.store(network)
         return network
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from bnn_runner.config.overrides import UNKNOWN, expand, parse, quote, render, to_text
+from bnn_runner.config.overrides import UNKNOWN, parse, quote, render, to_text
+from bnn_runner.config.recommend import expand
 from bnn_runner.errors import UserError
 
 READABLE = [
@@ -98,7 +99,7 @@ def test_nan_is_a_number() -> None:
 
 
 def expanded(overrides: list[str], toys: Path) -> dict[str, object]:
-    return {o.key: o.value for o in map(parse, expand(overrides, [toys])[0])}
+    return {o.key: o.value for o in map(parse, expand(overrides, [toys]).overrides)}
 
 
 def test_recommendation_is_filled_in(toys: Path) -> None:
@@ -114,7 +115,7 @@ def test_what_was_typed_wins(toys: Path) -> None:
     typed = ["data=toy", "method=toyfit", "schedule.epochs=2", "model.hidden=[1,1]", "metric=[count]"]
     found = expanded(typed, toys)
     assert found["schedule.epochs"] == 2 and found["model.hidden"] == [1, 1] and found["metric"] == ["count"]
-    assert len(expand(typed, [toys])[0]) == len(found), "a key is there twice"
+    assert len(expand(typed, [toys]).overrides) == len(found), "a key is there twice"
 
 
 def test_values_go_with_their_choice(toys: Path) -> None:
@@ -131,11 +132,13 @@ def test_recommendation_for_another_model(toys: Path) -> None:
 
 
 def test_pair_without_recommendation_gets_family_defaults_and_says_so(toys: Path) -> None:
-    overrides, notes = expand(["data=toy", "model=lenet"], [toys])
+    found = expand(["data=toy", "model=lenet"], [toys])
+    overrides, notes = found.overrides, found.notes
     assert {"schedule=adam", "prior=isotropic", "hyper=evidence", "eval.num_draws=12"} <= set(overrides)
     assert not any(o.startswith(("schedule.", "model.")) for o in overrides)
     assert len(notes) == 1 and "lenet" in notes[0] and "schedule=adam" in notes[0]
-    overrides, notes = expand(["data=bare"], [toys])
+    found = expand(["data=bare"], [toys])
+    overrides, notes = found.overrides, found.notes
     assert "model=mlp" in overrides and len(notes) == 1
 
 
@@ -179,13 +182,10 @@ def test_a_rule_that_is_none_is_told(toys: Path) -> None:
     ],
 )
 def test_expanding_twice_changes_nothing(typed: list[str], toys: Path) -> None:
-    once, _ = expand(typed, [toys])
-    twice, notes = expand(once, [toys])
+    once = expand(typed, [toys]).overrides
+    found = expand(once, [toys])
+    twice, notes = found.overrides, found.notes
     assert twice == once and notes == []
-
-
-def test_swept_choices_are_left_to_the_jobs(toys: Path) -> None:
-    assert expand(["data=toy,bare"], [toys]) == (["data=toy,bare"], [])
 
 
 def test_quote_escapes() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bnn_runner.config.groups import Catalogue
-from bnn_runner.config.overrides import keys_of, parse, resolve
+from bnn_runner.config.overrides import parse
+from bnn_runner.config.recommend import keys_of, resolve
 from bnn_runner.experiment import build, load_experiment
 from tests.choices import METHODS
 

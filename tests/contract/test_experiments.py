@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from bnn_runner.config.groups import Catalogue, flatten
-from bnn_runner.config.overrides import keys_of, parse
+from bnn_runner.config.overrides import parse
+from bnn_runner.config.recommend import keys_of
 from bnn_runner.config.validate import Checked, check
 from bnn_runner.config.where_rules import SIZES, has_size
 from bnn_runner.experiment import load_experiment

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bnn_runner.config import keys
-from bnn_runner.config.overrides import expand
+from bnn_runner.config.recommend import expand
 from bnn_runner.experiment import build, compose
 from tests.choices import METHODS, choices
 
@@ -20,7 +20,7 @@ DATA = choices("data")
 @cache
 def composed(*overrides: str) -> dict[str, Any]:
     """The resolved configuration, as a run has it."""
-    return compose(expand(overrides)[0])
+    return compose(expand(overrides).overrides)
 
 
 def configuration(data: str, method: str) -> dict[str, Any]:

@@ -25,10 +25,10 @@ def test_score_rows_have_the_fields_of_score():
 def test_every_status_is_told(write_cell):
     write_cell(seed=0)
     write_cell(seed=1, status="FAILED", scores=None, reason="\nthe loss is nan\nTraceback ...")
-    write_cell(seed=2, status="CUT", scores=None, reason="SIGTERM at epoch 3")
+    write_cell(seed=2, status="INTERRUPTED", scores=None, reason="SIGTERM at epoch 3")
     write_cell(seed=3, status=None, scores=None)
     cells = {c.seed: c for c in find_cells(write_cell.outputs)}
-    assert [cells[s].status for s in range(4)] == ["done", "failed", "cut", "unfinished"]
+    assert [cells[s].status for s in range(4)] == ["done", "failed", "interrupted", "unfinished"]
     assert cells[1].reason == "the loss is nan"
     assert cells[2].reason == "SIGTERM at epoch 3"
 

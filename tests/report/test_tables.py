@@ -60,19 +60,19 @@ def test_a_seed_that_is_no_number_is_never_averaged_away(write_cell, bad):
 
 def test_missing_failed_and_cut_seeds_are_told(nine_cells):
     nine_cells("laplace", 3, None, status="FAILED", reason="loss is nan at epoch 2\nTraceback", hash8="2000abcd")
-    nine_cells("laplace", 4, None, status="CUT", reason="SIGTERM", hash8="2000abcd")
+    nine_cells("laplace", 4, None, status="INTERRUPTED", reason="SIGTERM", hash8="2000abcd")
     table = _table(nine_cells)
     laplace, ordinary = _row(table, "laplace"), _row(table, "map")
-    assert laplace.missing == {3: "failed", 4: "cut"}
+    assert laplace.missing == {3: "failed", 4: "interrupted"}
     assert ordinary.missing == {3: "not run", 4: "not run"}
-    assert (laplace.count("failed"), laplace.count("cut")) == (1, 1)
+    assert (laplace.count("failed"), laplace.count("interrupted")) == (1, 1)
     assert table.best(RMSE) == set()  # best only among its survivors
     text = to_markdown(report_of(table))
     assert "FAILED yacht/mlp/laplace/3-2000abcd: loss is nan at epoch 2" in text
-    assert "CUT yacht/mlp/laplace/4-2000abcd: SIGTERM" in text
+    assert "INTERRUPTED yacht/mlp/laplace/4-2000abcd: SIGTERM" in text
     assert "Traceback" not in text
     record = next(r for r in csv.DictReader(io.StringIO(to_csv(table))) if r["method"] == "laplace")
-    assert (record["failed"], record["cut"], record["missing_seeds"]) == ("1", "1", "3 4")
+    assert (record["failed"], record["interrupted"], record["missing_seeds"]) == ("1", "1", "3 4")
 
 
 def test_a_method_that_only_failed_has_a_row(nine_cells):

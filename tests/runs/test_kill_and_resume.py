@@ -187,13 +187,13 @@ def _assert_same_numbers(found: Path, expected: Path) -> None:
         "provenance.json",
         "command.txt",
     }
-    assert not (found / "CUT").exists() and not (found / "FAILED").exists()
+    assert not (found / "INTERRUPTED").exists() and not (found / "FAILED").exists()
 
 
 def test_a_run_that_is_cut_everywhere_ends_with_the_same_numbers(folder: Path, undisturbed: Path) -> None:
     """Ctrl-C in training, then SIGKILL in training, in the fit and in the evaluation, the same command each time.
 
-    Planted bugs: a resumed training that begins anew with another order; a half-written or CUT cell taken for a
+    Planted bugs: a resumed training that begins anew with another order; a half-written or interrupted cell taken for a
     finished one; a dead process's lease waited for; draws that depend on what ran before; a traceback for Ctrl-C."""
     places = "interrupt training fit evaluation"
     for number, place in enumerate(places.split(), 1):
@@ -212,8 +212,8 @@ def test_a_run_that_is_cut_everywhere_ends_with_the_same_numbers(folder: Path, u
         found = cell(folder, "cut")
         assert not (found / "DONE").exists() and not (found / "FAILED").exists()
         if place == "interrupt":
-            assert "Traceback" not in told and "of 8 epochs" in (found / "CUT").read_text()
-            assert "typed again" in died.stderr and "goes on" in died.stderr
+            assert "Traceback" not in told and "of 8 epochs" in (found / "INTERRUPTED").read_text()
+            assert "Run the same command again to resume" in died.stderr
     finished = bnn_run(folder, "cut", places=places)
     assert finished.returncode == 0, finished.stderr + finished.stdout
     assert "nothing to train" in finished.stdout

@@ -19,8 +19,9 @@ from bnn_runner.mcmc.hamiltonian import transition
 from bnn_runner.models.likelihoods import NoiseRule
 from bnn_runner.models.mlp import MLP
 from bnn_runner.models.priors import Isotropic
-from bnn_runner.runs import time_limit as budgets
-from bnn_runner.runs.time_limit import Cost, limit_seconds, shorten
+from bnn_runner.runs import cost_estimate, fit_to_time_limit
+from bnn_runner.runs.cost_estimate import Cost, Forecast
+from bnn_runner.runs.time_limit import shorten
 from bnn_runner.sweeps import job
 from bnn_runner.sweeps.scratch_files import Member
 from bnn_runner.training.engine import LaneTrainer
@@ -30,13 +31,6 @@ from tests.problems import make_task
 
 TASK = make_task("classification", (3,), 3, num_train=40_000, num_test=10_000)
 CPU = torch.device("cpu")
-
-
-def test_the_limit_in_force() -> None:
-    assert limit_seconds("auto", CPU) == 20 * 60
-    assert limit_seconds("auto", torch.device("cuda")) is None
-    assert limit_seconds(None, CPU) is None and limit_seconds(0.0, CPU) is None
-    assert limit_seconds(1.5, torch.device("cuda")) == 90
 
 
 def test_what_fits_is_left_alone() -> None:
@@ -77,8 +71,8 @@ def test_trainings_of_unequal_size_are_estimated_apart(monkeypatch: pytest.Monke
     lanes = [Lane(task, i) for i, task in enumerate(tasks)]
     schedule = Schedule(epochs=3, batch_size=10)
     config = TrainingConfig(MLP(hidden=(4,)), schedule, Isotropic(), NoiseRule(), dtype=torch.float64)
-    assert budgets._training_seconds(config, lanes, CPU) == 3 * 2 + 3 * 3
-    assert budgets._training_seconds(replace(config, stack="never"), lanes, CPU) == 2 * 3 * 2 + 3 * 3
+    assert cost_estimate._training_seconds(config, lanes, CPU) == 3 * 2 + 3 * 3
+    assert cost_estimate._training_seconds(replace(config, stack="never"), lanes, CPU) == 2 * 3 * 2 + 3 * 3
 
 
 def test_a_shortened_run_is_marked_and_found_again(
@@ -87,11 +81,11 @@ def test_a_shortened_run_is_marked_and_found_again(
     monkeypatch.chdir(tmp_path)
     words = ["schedule.epochs=40", "time_limit=1", "figures=false", "metric=[marginal]", "eval.num_draws=10"]
     costs = [Cost(training=600)]
-    monkeypatch.setattr(budgets, "estimate", lambda *_: costs.pop())
+    monkeypatch.setattr(fit_to_time_limit, "estimate", lambda *_: costs.pop())
     assert run(words) == 0
     told = capsys.readouterr().out
     assert "SHORTENED to fit time_limit=1 min: schedule.epochs 40 -> 3" in told
-    assert "schedule.epochs=3" in told and "time_limit=null" in told
+    assert "bnn-run figures=false metric=[marginal] eval.num_draws=10 schedule.epochs=3" in told.replace("'", "")
     [cell] = [p.parent for p in tmp_path.glob("outputs/runs/gap1d/mlp/laplace/*/DONE")]
     facts = json.loads((cell / "cell.json").read_text())
     assert facts["shortened"] == {"schedule.epochs": [40, 3]}
@@ -112,7 +106,8 @@ def test_a_shortened_run_is_marked_and_found_again(
     assert "schedule.epochs 40 -> 1" in capsys.readouterr().out
     # The command it printed is that cell.
     command = (cell / "command.txt").read_text().split()
-    assert "schedule.epochs=3" in command and "time_limit=null" in command and "schedule.epochs=40" not in command
+    assert "schedule.epochs=3" in command and "schedule.epochs=40" not in command
+    assert not any(word.startswith("time_limit") for word in command)
 
 
 def test_of_a_job_of_a_sweep_nothing_is_estimated_but_for_a_limit(
@@ -121,7 +116,7 @@ def test_of_a_job_of_a_sweep_nothing_is_estimated_but_for_a_limit(
     """Planted bugs: every one of 300 jobs timed for a line that nobody reads; a limit that a sweep's job overlooks."""
     monkeypatch.chdir(tmp_path)
     costs: list[Cost] = []
-    monkeypatch.setattr(budgets, "estimate", lambda *_: costs.pop())
+    monkeypatch.setattr(fit_to_time_limit, "estimate", lambda *_: costs.pop())
     words = ["method=map", "schedule.epochs=2", "figures=false", "metric=[marginal]"]
     free, limited = (load_experiment([*words, f"time_limit={limit}"]) for limit in ("null", 1))
     with pytest.raises(IndexError):
@@ -131,18 +126,71 @@ def test_of_a_job_of_a_sweep_nothing_is_estimated_but_for_a_limit(
     assert runner.run_together([free], estimated=False)[0].status == "done"
 
 
-def test_only_a_job_of_a_sweep_says_that_it_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_job_of_a_sweep_is_not_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: the way from the sweep to the run left out."""
-    told: list[bool] = []
+    monkeypatch.chdir(tmp_path)
+    estimated: list[bool] = []
 
-    def run_together(experiments: list[Any], estimated: bool = True) -> list[runner.Outcome]:
-        told.append(estimated)
+    def run_together(experiments: list[Any], estimated_: bool = True, **more: bool) -> list[runner.Outcome]:
+        estimated.append(more["estimated"])
         return [runner.Outcome("done") for _ in experiments]
 
     monkeypatch.setattr(runner, "run_together", run_together)
-    job.run_members([Member(0, ["method=map"])], None, tmp_path)
+    assert run(["method=map"]) == 0
     job._run_into(tmp_path / "result.json", [Member(0, ["method=map"])], None, tmp_path)
-    assert told == [True, False]
+    assert estimated == [True, False]
+
+
+def test_nothing_is_shortened_without_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long run says what it will take, with the command of a shorter one, and runs whole."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fit_to_time_limit, "estimate", lambda *_: Cost(training=7200))
+    assert run(["schedule.epochs=30", "figures=false", "metric=[marginal]", "method=map"]) == 0
+    said = capsys.readouterr().out
+    assert "this run will take about 2.0 h here" in said and "Ctrl-C keeps what is done" in said
+    [command] = [line.partition("bnn-run ")[2] for line in said.splitlines() if "for one of about 20 min" in line]
+    assert "schedule.epochs=4" in command and "SHORTENED" not in said
+    assert not load_experiment([]).settings.time_limit
+    [history] = tmp_path.glob("outputs/runs/gap1d/mlp/map/*/history.csv")
+    assert len(history.read_text().splitlines()) == 31
+
+
+def test_a_shortened_run_reads_its_data_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: the files of an image set read again for the smaller experiment and for each replicate."""
+    monkeypatch.chdir(tmp_path)
+    reads: list[str] = []
+    for module in ("data.uci", "runs.download"):
+        monkeypatch.setattr(f"bnn_runner.{module}.ensure", lambda *_: tmp_path)
+    table = torch.randn(308, 7, dtype=torch.float64).numpy()
+
+    def loadtxt(path: Path, **_: Any) -> Any:
+        reads.append(path.name)
+        return table
+
+    monkeypatch.setattr("bnn_runner.data.uci.np.loadtxt", loadtxt)
+    costs = [Cost(training=600)]
+    monkeypatch.setattr(fit_to_time_limit, "estimate", lambda *_: costs.pop())
+    words = ["data=yacht", "method=map", "schedule.epochs=40", "time_limit=1", "figures=false", "metric=[rmse]"]
+    [outcome] = runner.run_together([load_experiment([*words, "replicates=2", f"data_dir={tmp_path}"])])
+    assert outcome.status == "done" and reads == ["data.txt"]
+
+
+def test_the_first_steps_correct_an_estimate_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bugs: one of three trainings taken for all; said at every step; a good estimate "corrected" too."""
+    for stage, per_step, said in (
+        ("training", 1.0, ["estimate corrected after 10 steps: about 4 min in all"]),
+        ("training 1 of 3", 1.0, []),
+        ("training", 3.0, []),
+    ):
+        clock = iter(range(10_000))
+        monkeypatch.setattr(cost_estimate.time, "perf_counter", lambda clock=clock, s=per_step: s * next(clock))
+        lines: list[str] = []
+        forecast = Forecast(Cost(training=300, fit=300), lambda *_: None, lines.append)
+        for done in range(100):
+            forecast(stage, done, 120 if stage == "training" and per_step == 1.0 else 100)
+        assert lines == said
 
 
 def test_a_long_fit_is_left_at_once_and_its_time_told_by_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,13 +202,13 @@ def test_a_long_fit_is_left_at_once_and_its_time_told_by_how_far_it_came(monkeyp
         return transition(*arguments)
 
     monkeypatch.setattr("bnn_runner.mcmc.chains.transition", counted)
-    monkeypatch.setattr(budgets, "_PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(cost_estimate, "_PROBE_SECONDS", 0.0)
     experiment = load_experiment(["method=hmc", "method.warmup=500", "method.max_leapfrogs=3", "model.hidden=[4]"])
     config = TrainingConfig(
         experiment.model, experiment.schedule, experiment.prior, experiment.noise, dtype=torch.float64
     )
     task = make_task("regression", (1,), 1, num_train=10)
     begin = time.perf_counter()
-    fit, evaluation = budgets._posterior_seconds(experiment, config, task, 8, CPU)
+    fit, evaluation = cost_estimate._posterior_seconds(experiment, config, task, 8, CPU)
     assert len(moved) == 1, "progress after the first transition ends the probe"
     assert fit > 100 * (time.perf_counter() - begin) / 2 and evaluation > 0

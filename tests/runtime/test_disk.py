@@ -101,7 +101,7 @@ def test_a_full_and_a_read_only_file_system(small: Path) -> None:
     (small / "ballast").unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
     code, told = bnn_run("-m", "seed=0,1")
-    assert code == 2 and "cannot be written (Read-only file system)" in told
+    assert code == 2 and "Read-only file system" in told
     subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
     code, told = bnn_run("-m", "seed=0,1")
     assert code == 0 and "2 jobs: 1 done, 1 done before" in told

@@ -48,5 +48,5 @@ def test_a_job_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: the function that nobody calls."""
     called = []
     monkeypatch.setattr(job, "keep_freed_memory", lambda: called.append(1))
-    assert job.run_members([Member(0, ["data=none"])], None, Path.cwd())[0]["status"] == "mistake"
+    assert job.run_members([Member(0, ["data=none"])], None, Path.cwd())[0]["status"] == "usage error"
     assert called == [1]

@@ -131,8 +131,8 @@ def test_workers_asked_to_stop_save_their_state(folder: Path) -> None:
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         _, told = process.communicate(timeout=60)
-    assert process.returncode == 130 and "6 jobs: 2 cut, 4 no result" in told
-    assert len(list(folder.glob("out/runs/*/*/*/*/CUT"))) == 2
+    assert process.returncode == 130 and "6 jobs: 2 interrupted, 4 no result" in told
+    assert len(list(folder.glob("out/runs/*/*/*/*/INTERRUPTED"))) == 2
 
 
 def test_ray_gives_the_table_of_a_plain_sweep(folder: Path, plain: dict[str, str]) -> None:
@@ -147,7 +147,7 @@ def test_ray_gives_the_table_of_a_plain_sweep(folder: Path, plain: dict[str, str
     ("words", "hint"),
     [
         (["hydra/launcher=worker"], "hydra/launcher=worker is not a choice. Did you mean workers?"),
-        (["hydra/launcher=workers", "hydra.launcher.gpus=[]"], "hydra.launcher.gpus=[] leaves no GPU"),
+        (["hydra/launcher=workers", "hydra.launcher.gpus=[]"], "hydra.launcher.gpus must list at least one GPU"),
         (["hydra/launcher=ray"], "pip install 'bnn-runner[ray]'"),
     ],
 )

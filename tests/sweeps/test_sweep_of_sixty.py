@@ -98,7 +98,7 @@ def test_a_sweep_of_sixty_cells_is_finished_by_the_same_command(tmp_path: Path) 
     stopped(tmp_path, 5, signal.SIGKILL, whole_group=True)
     before = {cell: (cell / "metrics.csv").read_bytes() for cell in finished(tmp_path)}
     told = stopped(tmp_path, 24, signal.SIGTERM, whole_group=False)
-    assert "cut" in told and "done before" in told
+    assert "interrupted" in told and "done before" in told
     # A network that the rest still needs is damaged: one of a MAP cell whose brittle cell is not there.
     key = next(
         json.loads((cell / "provenance.json").read_text())["training_keys"][0]
@@ -124,7 +124,7 @@ def test_a_sweep_of_sixty_cells_is_finished_by_the_same_command(tmp_path: Path) 
         cells = [c for c in finished(tmp_path) if c.parts[-4:-1] == (row["data"], row["model"], row["method"])]
         gone = {("gap1d", "brittle"): "3", ("two_moons", "brittle"): "7"}.get((row["data"], row["method"]), "")
         assert (row["n"], row["missing_seeds"], row["failed"]) == (str(len(cells)), gone, str(int(bool(gone))))
-        assert row["cut"] == row["unfinished"] == row["damaged"] == "0" and len(cells) == (9 if gone else 10)
+        assert row["interrupted"] == row["unfinished"] == row["damaged"] == "0" and len(cells) == (9 if gone else 10)
         found = values(cells)
         assert row["seeds"].split() == [str(seed) for seed in sorted(found)]
         assert float(row["marginal_loglik_mean"]) == pytest.approx(sum(found.values()) / len(found))

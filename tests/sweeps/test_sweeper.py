@@ -21,7 +21,7 @@ import torch
 
 from bnn_runner import runner
 from bnn_runner.errors import Interrupted
-from bnn_runner.experiment import load_experiment
+from bnn_runner.experiment import build_experiment, load_experiment
 from bnn_runner.runtime.signals import STOPPING, stop_on_signals
 from bnn_runner.sweeps.child_process import run_apart
 from bnn_runner.sweeps.plan import Loader, make_plan
@@ -124,7 +124,7 @@ def test_one_jobs_end_touches_no_other(folder: Path) -> None:
     assert left.returncode == 1 and "6 jobs: 2 done before, 4 failed before" in left.stderr
 
     again = bnn_run(folder, *words, WELL="1")
-    assert again.returncode == 0 and "2 done, 4 to run, 4 failed before (run again)" in again.stderr
+    assert again.returncode == 0 and "2 done, 4 to run, 4 failed before (will run again)" in again.stderr
     assert "6 jobs: 4 done, 2 done before" in again.stderr
     attempts = {t: json.loads((cell / "cell.json").read_text())["attempts"] for t, cell in cells.items()}
     assert attempts == {t: 1 if t in ("litter", "look") else 2 for t in troubles}
@@ -145,7 +145,7 @@ def test_fail_fast_begins_no_further_job(folder: Path) -> None:
 def test_a_group_of_lanes_that_breaks_off_is_run_one_by_one(folder: Path) -> None:
     words = ["--config-dir", "conf", "allow=[moody]", "method=moody", "method.trouble=die", "seed=0,1"]
     done = bnn_run(folder, *words)
-    assert "2 jobs run as one" in done.stderr and "each runs by itself now" in done.stderr
+    assert "2 jobs that ran as one failed" in done.stderr and "each now runs by itself" in done.stderr
     assert done.returncode == 1 and "2 jobs: 2 failed" in done.stderr
     assert len(list(folder.glob("outputs/runs/*/*/moody/*/FAILED"))) == 2
 
@@ -167,8 +167,8 @@ def test_a_sweep_asked_to_stop_is_cut_and_goes_on(folder: Path) -> None:
         time.sleep(1.0)
         process.send_signal(signal.SIGTERM)
         _, told = process.communicate(timeout=60)
-    assert process.returncode == 130 and "1 cut" in told and "1 no result" in told
-    assert [p.parent.name[:2] for p in folder.glob("outputs/runs/*/*/map/*/CUT")] == ["0-"]
+    assert process.returncode == 130 and "1 interrupted" in told and "1 no result" in told
+    assert [p.parent.name[:2] for p in folder.glob("outputs/runs/*/*/map/*/INTERRUPTED")] == ["0-"]
 
 
 # ------------------------------------------------------------------------------------------ plan
@@ -221,9 +221,9 @@ def test_lanes_are_made_where_they_are_faster(folder: Path) -> None:
 def test_the_plan_counts_shared_trainings_and_mistakes(folder: Path) -> None:
     points = [[f"method={m}", f"seed={s}"] for m in ("map", "laplace") for s in (0, 1)]
     made = plan([*points, ["method=map", "schedule.lr=-1"]], folder)
-    told = "\n".join(made.told())
-    assert "5 jobs asked, 4 cells; 0 done, 4 to run, 1 cannot run" in told
-    assert "4 networks asked for, 2 different" in told
+    told = "\n".join(made.summary_lines())
+    assert "5 jobs, 4 cells; 0 done, 4 to run, 1 with errors" in told
+    assert "4 networks needed, 2 of them different" in told
     assert "schedule.lr" in made.jobs[-1].problems[0]
 
 
@@ -232,7 +232,8 @@ def test_experiments_of_other_seeds_are_as_composed(folder: Path) -> None:
     for seed in (3, 4, 5):
         quick = loader.load(["method=map", f"seed={seed}", "data.noise=0.2"])
         full = load_experiment(["method=map", f"seed={seed}", "data.noise=0.2"], None, folder)
-        assert (quick.config, quick.settings, quick.overrides) == (full.config, full.settings, full.overrides)
+        assert quick.tree == full.run.tree and build_experiment(quick).settings == full.settings
+        assert load_experiment(quick.overrides, None, folder).config == full.config
 
 
 def own_table(path: Path, slope: float) -> None:
@@ -244,15 +245,15 @@ def test_finished_cells_of_other_data_are_run_again(folder: Path) -> None:
     own_table(folder / "mine.csv", 1.0)
     words = ["data=csv", "data.path=mine.csv", "data.target=y", "method=map", *FAST[1:], "seed=3"]
     runner.run(load_experiment(words, None, folder))
-    assert plan([words], folder).jobs[0].standing == "done", "looked at in full"
-    assert plan([words], folder).jobs[0].standing == "done", "remembered"
+    assert plan([words], folder).jobs[0].status == "done", "looked at in full"
+    assert plan([words], folder).jobs[0].status == "done", "remembered"
     own_table(folder / "mine.csv", 2.0)
-    assert plan([words], folder, look_only=True).jobs[0].standing == "open"
-    assert [plan([words], folder).jobs[0].standing for _ in range(2)] == ["open", "open"]
+    assert plan([words], folder, look_only=True).jobs[0].status == "open"
+    assert [plan([words], folder).jobs[0].status for _ in range(2)] == ["open", "open"]
     runner.run(load_experiment(words, None, folder))
-    assert plan([words], folder).jobs[0].standing == "done"
+    assert plan([words], folder).jobs[0].status == "done"
     wider = [*words, "metric=[marginal,rmse]"]
-    assert plan([wider], folder).jobs[0].standing == "open", "its scores are to be made again"
+    assert plan([wider], folder).jobs[0].status == "open", "its scores are to be made again"
 
 
 # ------------------------------------------------------------------------------------------ lanes

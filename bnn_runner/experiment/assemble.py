@@ -1,0 +1,258 @@
+"""`Experiment`: the objects of one run, built from its frozen resolved configuration and checked as a whole.
+
+Every problem of every component is collected into one `UserError` before any work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bnn_runner.config.run_config import RunConfig, thawed
+from bnn_runner.config.schema import check_fields, show
+from bnn_runner.config.settings import COMPONENTS, Settings, attempt, read_settings
+from bnn_runner.errors import UserError, raise_all
+from bnn_runner.experiment.components import build, reach
+from bnn_runner.experiment.compose import resolve_run
+
+if TYPE_CHECKING:
+    from bnn_runner.base import Augmentation, HyperRule, Method, Model
+    from bnn_runner.hyper.training_rule import TrainingRule
+    from bnn_runner.loggers.base import Logger
+    from bnn_runner.models.likelihoods import NoiseRule
+    from bnn_runner.models.priors import Prior
+    from bnn_runner.scoring import Metric
+    from bnn_runner.tasks import DataSet, TaskSpec
+    from bnn_runner.training.pretrained import PretrainedWeights
+    from bnn_runner.training.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run, ready: the objects that its configuration describes.
+
+    `run` is the whole truth: every object is built from it, and `changed` builds those again that a change concerns.
+    `pretrained` are the networks trained elsewhere, by member; without them networks are trained here.
+    """
+
+    run: RunConfig
+    data: DataSet
+    model: Model
+    method: Method
+    prior: Prior
+    hyper: HyperRule
+    schedule: Schedule
+    augment: Augmentation
+    logger: Logger
+    metrics: dict[str, Metric]
+    noise: NoiseRule
+    settings: Settings
+    pretrained: tuple[PretrainedWeights, ...] = ()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration as plain containers, a copy."""
+        return self.run.plain()
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """Each group's choice by name; a list for metrics."""
+        choices: dict[str, Any] = thawed(self.run.choices)
+        return choices
+
+    @property
+    def training_rule(self) -> TrainingRule | None:
+        """The hyperparameter rule where it acts in training, and a network is trained at all."""
+        from bnn_runner.hyper.training_rule import TrainingRule
+
+        acts = isinstance(self.hyper, TrainingRule) and any(spec.trained for spec in self.method.needs())
+        return self.hyper if acts and isinstance(self.hyper, TrainingRule) else None
+
+    @property
+    def uses_hyper(self) -> bool:
+        """Whether the hyperparameter rule changes the result: the method goes by it, or the training does."""
+        return self.method.uses_hyper or self.training_rule is not None
+
+    def changed(self, changes: Mapping[str, Any]) -> Experiment:
+        """The experiment with other values of some dotted keys; what the change does not concern is shared.
+
+        Raises:
+            UserError: where the changed configuration does not make a run.
+        """
+        run = self.run.changed(changes)
+        return self if run is self.run else build_experiment(run, self)
+
+    def one_seed(self, seed: int) -> Experiment:
+        """The experiment of one cell."""
+        return self.changed({"seed": seed, "replicates": 1})
+
+    @property
+    def seeds(self) -> range:
+        """The seed of each cell: `seed` and those of the replicates after it."""
+        return range(self.settings.seed, self.settings.seed + self.settings.replicates)
+
+
+def load_experiment(
+    overrides: Sequence[str], config_dir: Path | str | None = None, start: Path | None = None
+) -> Experiment:
+    """The experiment of a command line; see `resolve_run` and `build_experiment`."""
+    return build_experiment(resolve_run(overrides, config_dir, start))
+
+
+def build_experiment(run: RunConfig, like: Experiment | None = None) -> Experiment:
+    """Build and check the objects of a resolved configuration.
+
+    Networks trained elsewhere (`model.weights`) are read, and their digests join the configuration; where it has
+    digests already they come from `like`, or lie in the cache of a finished run.
+
+    Args:
+        run: the resolved configuration.
+        like: an experiment whose objects are shared where its configuration is the same.
+
+    Raises:
+        UserError: with the problems of all components.
+    """
+    tree = run.plain()
+    weights, digests = tree["model"].pop("weights", None), tree["model"].pop("weights_digest", None)
+    settings, problems = read_settings(tree, run.start)
+    parts, found = _components(run, tree, like)
+    problems += found
+    problems += _misfits(parts, run.choices, settings)
+    problems += parts["logger"].problems() if "logger" in parts else []
+    shared = like is not None and digests is not None and list(like.run.get("model.weights_digest") or ()) == digests
+    pretrained = like.pretrained if like is not None and shared else ()
+    if weights is not None and digests is None:
+        problems += _retrained(parts.get("hyper"), str(run.choices.get("hyper")))
+        try:
+            pretrained = _read_weights(weights, parts, run.choices, ready=not problems)
+            # The content counts, not the place: the digest enters every key, the paths none.
+            run = run.with_facts({"model.weights_digest": [p.digest for p in pretrained]})
+        except UserError as error:
+            problems += error.problems
+    if problems or settings is None:
+        raise UserError(*dict.fromkeys(problems))
+    metrics = {p.removeprefix("metric."): part for p, part in parts.items() if p.startswith("metric.")}
+    built = {group: parts[group] for group in COMPONENTS if group != "metric"}
+    return Experiment(run=run, **built, metrics=metrics, noise=parts["noise"], settings=settings, pretrained=pretrained)
+
+
+def _components(run: RunConfig, tree: Mapping[str, Any], like: Experiment | None) -> tuple[dict[str, Any], list[str]]:
+    """Every object by its place in the configuration ('model', 'metric.rmse'), and what is wrong with the others."""
+    allow = [str(name) for name in tree.get("allow") or []]
+    if allow and run.config_dir is not None:
+        reach(run.config_dir)
+    known = {} if like is None else _nodes(like.config) | {"allow": like.config.get("allow")}
+    parts: dict[str, Any] = {}
+    problems: list[str] = []
+    for place, node in _nodes(tree).items():
+        name = place.removeprefix("metric.")
+        if like is not None and place in known and known[place] == node and known["allow"] == tree.get("allow"):
+            parts[place] = getattr(like, place) if name == place else like.metrics[name]
+            continue
+        try:
+            parts[place] = build(node, allow, place, place if name != place else f"{place}={run.choices.get(place)}")
+        except UserError as error:
+            problems += error.problems
+    try:
+        parts["noise"] = _noise(tree)
+    except UserError as error:
+        problems += error.problems
+    return parts, problems
+
+
+def _nodes(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The node of each component by its place; weights that the model is given are no part of its class."""
+    nodes = {group: tree.get(group) for group in COMPONENTS if group != "metric"}
+    if isinstance(nodes["model"], Mapping):
+        nodes["model"] = {k: v for k, v in nodes["model"].items() if k not in ("weights", "weights_digest")}
+    return nodes | {f"metric.{name}": node for name, node in (tree.get("metric") or {}).items()}
+
+
+def _read_weights(
+    weights: Any, parts: Mapping[str, Any], choices: Mapping[str, Any], ready: bool
+) -> tuple[PretrainedWeights, ...]:
+    """The networks of model.weights, checked against the model if that is sound (`ready`)."""
+    from bnn_runner.rng import global_stream
+    from bnn_runner.training.pretrained import count_problems, read_all
+
+    listed = list(weights) if isinstance(weights, (list, tuple)) else [weights]
+    if not listed or not all(isinstance(w, str) for w in listed):
+        raise UserError(f"model.weights must be a path or a list of paths, one for each member; got {show(weights)}.")
+    paths = [Path(w) for w in listed]
+    method = parts.get("method")
+    members = [spec.member for spec in method.needs()] if method is not None else []
+    problems = count_problems(len(paths), members, str(choices.get("method"))) if members else []
+
+    def build_network() -> Any:
+        with global_stream(0, "skeleton"):
+            return parts["model"].build(parts["noise"].network_spec(parts["data"].spec()))
+
+    try:
+        what = f"model={choices.get('model')} on data={choices.get('data')}"
+        given = read_all(paths, build_network if ready else None, what)
+    except UserError as error:
+        problems += error.problems
+    raise_all(problems)
+    return given
+
+
+def _retrained(hyper: Any, choice: str) -> list[str]:
+    """Why given networks cannot go by the rule (empty when they can)."""
+    from bnn_runner.hyper.training_rule import TrainingRule
+
+    if not isinstance(hyper, TrainingRule):
+        return []
+    return [
+        f"hyper={choice} changes the training, and model.weights gives a network that is trained already. "
+        "Use hyper=evidence or hyper=fixed, or drop model.weights."
+    ]
+
+
+def _noise(config: Mapping[str, Any]) -> Any:
+    from bnn_runner.models.likelihoods import NoiseRule
+
+    arguments, problems = check_fields(NoiseRule, config.get("likelihood") or {}, "likelihood.", "likelihood")
+    if not problems:
+        rule, problems = attempt(NoiseRule, arguments)
+    raise_all(problems)
+    return rule
+
+
+def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Settings | None) -> list[str]:
+    """Components that are right by themselves and do not go together."""
+    names = ("data", "model", "method", "hyper", "augment", "noise")
+    data, model, method, hyper, augment, noise = (parts.get(name) for name in names)
+    if data is None:
+        return []
+    from bnn_runner.base import model_problems
+    from bnn_runner.hyper.training_rule import TrainingRule, misfits
+
+    problems: list[str] = []
+    try:
+        spec: TaskSpec = data.spec()
+    except UserError as error:
+        return list(error.problems)
+    if model is not None:
+        problems += model_problems(model, spec if noise is None else noise.network_spec(spec))
+    if augment is not None:
+        problems += augment.problems(spec)
+    if method is not None:
+        problems += method.problems(spec, hyper)
+        if noise is not None:
+            problems += noise.problems(spec, method.predictive)
+        if method.uses_hyper and noise is not None and getattr(hyper, "noise", "trained") == "evidence":
+            problems += noise.problems_by_evidence()
+        if isinstance(hyper, TrainingRule):
+            problems += misfits(hyper, str(choices.get("hyper")), method, str(choices.get("method")))
+        if method.uses_hyper and getattr(hyper, "needs_validation", False) and spec.val_fraction == 0:
+            problems.append(
+                f"hyper={choices.get('hyper')} chooses on validation data, and data.val_fraction=0 leaves none."
+                " Set data.val_fraction=0.1, or take another hyper rule."
+            )
+    if settings is not None and settings.eval.calibrate == "temperature":
+        from bnn_runner.evaluation.temperature import calibration_problems
+
+        problems += calibration_problems(spec)
+    return problems
