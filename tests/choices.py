@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -35,6 +37,7 @@ STAND_INS = {"module": "tests.user_networks.SmallConv"}
 """For choices that leave their class to the user: one that a user might have."""
 
 
+@cache
 def target(group: str, name: str) -> str:
     """The class that a YAML describes."""
     found: str | None = CATALOGUE.load(group, name)["_target_"]
@@ -45,6 +48,33 @@ def one_of_each(models: list[str]) -> list[str]:
     """All variants of the perceptron, which cost little, and the first model of every other class."""
     first = {target("model", name): name for name in reversed(models)}
     return [name for name in models if target("model", name) == "MLP" or first[target("model", name)] == name]
+
+
+@cache
+def first_of_class(group: str, name: str) -> bool:
+    """Whether a YAML is the first one of its class, in the order of the names."""
+    return name == next(other for other in choices(group) if target(group, other) == target(group, name))
+
+
+PLAIN_MODEL = "mlp"
+"""The model that every method's YAML is tested with by default."""
+
+
+def by_default(method: str, model: str) -> bool:
+    """Whether plain `pytest` tests a pair: one YAML a class on every model, and every YAML on one model."""
+    return model == PLAIN_MODEL or first_of_class("method", method)
+
+
+def exhaustive_unless(default: Callable[..., bool], cases: list[Any]) -> list[Any]:
+    """Parameters for pytest.mark.parametrize; those that are not in the default run are marked `exhaustive`.
+
+    A case is a tuple of parameters or a single one; `default` is called with them.
+    """
+    marked = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        marked.append(pytest.param(*values, marks=() if default(*values) else pytest.mark.exhaustive))
+    return marked
 
 
 def make(group: str, name: str, /, **changes: Any) -> Any:
@@ -71,12 +101,14 @@ NARROW: dict[str, dict[str, Any]] = {
 """Fields that make a model small for the tests, by its class; a list of `hidden` widths is made narrow anyway."""
 
 
+@cache
 def small_model(name: str) -> Model:
     """As its YAML says, but narrow."""
     node = CATALOGUE.load("model", name)
     return make("model", name, hidden=[6] * len(node.get("hidden", [])), **NARROW.get(target("model", name), {}))
 
 
+@cache
 def small_method(name: str) -> Method:
     chains = {"chains": 2, "length": 8.0, "keep": 16, "step": 1e-3, "cycles": 2, "draws": 8, "warmup": 8}
     few = {"max_leapfrogs": 1, "samples": 4, "probes": 2}
@@ -100,18 +132,23 @@ def fitting_task(model: Model, kind: str, seed: int = 0) -> Task:
     raise AssertionError(f"no shape of {list(SHAPES)} suits {model}: {refused}")
 
 
+@cache
+def largest_block(model_name: str, whole: bool) -> int:
+    """Weights of the largest layer of a small model, or of all of it."""
+    model = small_model(model_name)
+    module = model.build(fitting_task(model, KINDS[1]).spec)
+    return max(sum(p.numel() for p in m.parameters(recurse=whole)) for m in module.modules())
+
+
 def too_large(method_name: str, model_name: str) -> bool:
     """Whether a pair takes a test too long (or is refused): exact blocks of wide layers, mixtures of large networks.
 
     The members of a mixture are posteriors of method=laplace, which every model is tested with.
     """
-    method, model = small_method(method_name), small_model(model_name)
     mixture = target("method", method_name) == "EnsembleLaplace"
-    if getattr(method, "structure", "") != "block" and not mixture:
+    if getattr(small_method(method_name), "structure", "") != "block" and not mixture:
         return False
-    module = model.build(fitting_task(model, KINDS[1]).spec)
-    sizes = [sum(p.numel() for p in m.parameters(recurse=mixture)) for m in module.modules()]
-    return max(sizes) > LARGEST_BLOCK
+    return largest_block(model_name, whole=mixture) > LARGEST_BLOCK
 
 
 def unlike(x: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,6 +26,7 @@ def check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_stage_leaves_its_line_in_the_table(tmp_path: Path) -> None:
     """Planted bugs: a stage that needs data or a card to be tried; a table that loses the stages of earlier calls; a
     method without a file that ends the check."""

@@ -22,6 +22,7 @@ from bnn_runner.cli import main as bnn_run
 from bnn_runner.cli import predict as bnn_predict
 from bnn_runner.cli import report as bnn_report
 from bnn_runner.config.validate import check
+from tests.choices import exhaustive_unless
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,6 +48,8 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return [(m["body"], m["reason"] or "") for m in BLOCK.finditer(README) if m["language"] == language]
 
 
+LONG = ("bnn-run -m data=mnist", "bnn-run data=cifar10")
+"""Commands that take many seconds even so; they are marked `exhaustive`."""
 PROGRAMS = ("bnn-run", "bnn-report", "bnn-predict")
 COMMANDS = [line for body, reason in blocks("bash") if not reason for line in body.splitlines() if line.strip()]
 
@@ -95,7 +98,7 @@ def test_the_command_as_written_has_no_mistake(line: str, folder: Path, monkeypa
     check(flags.overrides, flags.config_dirs, flags.multirun)
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize("line", exhaustive_unless(lambda line: not line.startswith(LONG), COMMANDS))
 def test_the_command_runs(
     line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from bnn_runner.base import Posterior
 from bnn_runner.evaluation.evaluate import evaluate
 from bnn_runner.posteriors import io as posterior_store
 from bnn_runner.posteriors.io import CannotBeSaved, StoredElsewhere
-from tests.choices import METHODS, fitted, small_model
+from tests.choices import METHODS, by_default, exhaustive_unless, fitted, small_model
 
 MODELS = ("mlp", "mlp_batchnorm", "module")
 BELONGS = {"networks": "n", "data": "d", "method": "m", "recipe": "1"}
@@ -37,8 +37,9 @@ def again(posterior: Posterior, folder: Path, model: str, method: str, kind: str
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "model"), exhaustive_unless(by_default, [(method, model) for method in METHODS for model in MODELS])
+)
 def test_the_same_draws_bit_for_bit(method: str, model: str, kind: str, tmp_path: Path) -> None:
     """Planted bugs: a factor kept in float32; a precision left out; matrices that come back in another layout."""
     task, _, _, posterior = fitted(method, model, kind)

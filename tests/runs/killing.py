@@ -4,7 +4,7 @@ An event is a step that a run tells as progress, or something it does to a file 
 for writing, flushing (there the file is cut to half of its length first, as a crash may leave it), renaming,
 removing, linking. The first run of each kind is let live, and lists the events that there are.
 
-Run as a script with a folder; it prints what happened to every run as JSON.
+Run as a script with a folder and kinds of runs; it prints what happened to every run as JSON.
 """
 
 from __future__ import annotations
@@ -189,11 +189,11 @@ def cell_of(folder: Path) -> Path:
     return cell
 
 
-def main(root: Path) -> None:
+def main(root: Path, kinds: list[str]) -> None:
     stream = random.Random(20)
     report = []
-    for kind, words in KINDS.items():
-        experiment = load_experiment([*COMMON, *words], None, root)
+    for kind in kinds:
+        experiment = load_experiment([*COMMON, *KINDS[kind]], None, root)
         code, events, trouble = forked(experiment, root / kind / "whole")
         assert code == 0, trouble
         each = dict.fromkeys(PHASES, MOMENTS[kind]) | dict.fromkeys(OTHERS, int(kind in ("laplace", "ensemble")))
@@ -217,4 +217,4 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -190,6 +190,7 @@ def _assert_same_numbers(found: Path, expected: Path) -> None:
     assert not (found / "INTERRUPTED").exists() and not (found / "FAILED").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_cut_everywhere_ends_with_the_same_numbers(folder: Path, undisturbed: Path) -> None:
     """Ctrl-C in training, then SIGKILL in training, in the fit and in the evaluation, the same command each time.
 

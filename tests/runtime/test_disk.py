@@ -81,6 +81,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not Path("/bin/mount").exists(), reason="mounts a file system")
+@pytest.mark.exhaustive
 def test_a_full_and_a_read_only_file_system(small: Path) -> None:
     def bnn_run(*words: str) -> tuple[int, str]:
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -111,6 +111,7 @@ def check(told: str, code: int, found: dict[str, str]) -> None:
     assert len(found) == 6 and sum("two is too much" in text for text in found.values()) == 1
 
 
+@pytest.mark.exhaustive
 def test_workers_give_the_table_of_a_plain_sweep_each_on_a_gpu_of_its_own(folder: Path, plain: dict[str, str]) -> None:
     words = ["hydra/launcher=workers", "hydra.launcher.n_jobs=3", "hydra.launcher.gpus=[7,GPU-5]"]
     with start(folder, "workers", *words, GPUS=str(folder)) as process:
@@ -135,6 +136,7 @@ def test_workers_asked_to_stop_save_their_state(folder: Path) -> None:
     assert len(list(folder.glob("out/runs/*/*/*/*/INTERRUPTED"))) == 2
 
 
+@pytest.mark.exhaustive
 def test_ray_gives_the_table_of_a_plain_sweep(folder: Path, plain: dict[str, str]) -> None:
     pytest.importorskip("ray", reason="pip install -e '.[ray]'")
     with start(folder, "ray", "hydra/launcher=ray", "hydra.launcher.cpus=2") as process:
@@ -169,6 +171,7 @@ def why_no_slurm() -> str:
     return ""
 
 
+@pytest.mark.exhaustive
 def test_slurm_gives_the_table_of_a_plain_sweep_though_a_job_is_queued_again(
     folder: Path, plain: dict[str, str]
 ) -> None:

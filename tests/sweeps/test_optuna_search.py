@@ -39,6 +39,7 @@ def trials(folder: Path, output: str) -> list[tuple[dict[str, object], float]]:
     return [(t.params, t.value) for t in study.trials]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_search_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     with start(tmp_path, "whole", "hydra.sweeper.trials=3") as process:
         told, _ = process.communicate(timeout=300)

@@ -89,6 +89,7 @@ def values(cells: list[Path]) -> dict[int, float]:
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="kills a process group")
+@pytest.mark.exhaustive
 def test_a_sweep_of_sixty_cells_is_finished_by_the_same_command(tmp_path: Path) -> None:
     (tmp_path / "brittle.py").write_text(BRITTLE)
     method = tmp_path / "conf" / "method" / "brittle.yaml"

@@ -99,6 +99,7 @@ def bnn_run(folder: Path, *words: str, program: str = PROGRAM, **environment: st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env, timeout=300)
 
 
+@pytest.mark.exhaustive
 def test_one_jobs_end_touches_no_other(folder: Path) -> None:
     troubles = ["litter", "leave", "fail", "memory", "die", "look"]
     words = ["--config-dir", "conf", "allow=[moody]", "method=moody", f"method.trouble={','.join(troubles)}"]
@@ -150,6 +151,7 @@ def test_a_group_of_lanes_that_breaks_off_is_run_one_by_one(folder: Path) -> Non
     assert len(list(folder.glob("outputs/runs/*/*/moody/*/FAILED"))) == 2
 
 
+@pytest.mark.exhaustive
 def test_hydras_own_sweeper_still_works(folder: Path) -> None:
     done = bnn_run(folder, "method=map", "seed=0,1", "hydra/sweeper=basic")
     assert done.returncode == 0 and "2 jobs: 2 done" in done.stderr and "sweep:" not in done.stderr

@@ -163,6 +163,7 @@ def cells(folder: Path) -> dict[str, Path]:
     return {p.parent.parent.name: p.parent for p in folder.glob("outputs/runs/*/*/*/*/DONE")}
 
 
+@pytest.mark.exhaustive
 def test_a_posterior_on_a_plain_network_in_one_command(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Nothing is trained; the posterior's centre is the given network; the file may go away or be moved."""
     network = trained()
