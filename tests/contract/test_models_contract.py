@@ -141,8 +141,8 @@ def test_jacobians_are_those_of_autograd(name: str, kind: str) -> None:
     shape = len(x), task.spec.num_outputs, 2
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     pulled = torch.cat([torch.einsum("bkp,bks->sp", j, values) for j in reference.values()], dim=1)
-    torch.testing.assert_close(plain.pull(values), pulled, rtol=1e-8, atol=1e-9)
-    torch.testing.assert_close(plain.push(deltas[0]), expected[..., 0], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(plain.vjp(values), pulled, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(plain.jvp(deltas[0]), expected[..., 0], rtol=1e-8, atol=1e-8)
 
     last = last_layer_names(network, x)
     assert {n.rpartition(".")[2] for n in last} == {"weight", "bias"}

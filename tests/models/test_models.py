@@ -116,7 +116,7 @@ def test_forward_mode_derivatives_are_those_of_the_jacobian(name: str) -> None:
         return functional_call(module, {**parameters, **network.buffers}, (x,))
 
     _, forward = jvp(outputs, (network.parameters,), (moved,))
-    pushed = Jacobians(network)(x).push(torch.cat([m.flatten() for m in moved.values()]))
+    pushed = Jacobians(network)(x).jvp(torch.cat([m.flatten() for m in moved.values()]))
     torch.testing.assert_close(forward, pushed, rtol=1e-7, atol=1e-9 * float(forward.abs().max()))
 
 

@@ -92,7 +92,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bnn_runner.base import TrainingSpec
-from bnn_runner.posteriors.networks import Networks
+from bnn_runner.posteriors.networks import NetworkEnsemble
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Coin:
         return [TrainingSpec(0), TrainingSpec(self.other)]
 
     def fit(self, task, networks, context):
-        return Networks(tuple(networks), {"other": self.other})
+        return NetworkEnsemble(tuple(networks), {"other": self.other})
 ''',
     "conf/method/coin.yaml": """
 # two networks
