@@ -1,4 +1,4 @@
-"""The folders of tests/ mirror the packages of bnn_runner/: the tests of a module stand in the folder of its package."""
+"""The folders of tests/ mirror the packages of bnn_runner/: tests of a module stand in the folder of its package."""
 
 from __future__ import annotations
 
