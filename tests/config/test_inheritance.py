@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from bnn_runner.config.groups import GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten, merge, packaged_conf
-from bnn_runner.config.overrides import expand
+from bnn_runner.config.recommend import expand
 
 CATALOGUE = Catalogue()
 GROUPS = [group for group in CATALOGUE.groups if group not in GLOBAL_GROUPS]
