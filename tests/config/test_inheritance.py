@@ -76,4 +76,4 @@ def test_shifted_test_images_do_not_change_the_training(data: str, base: str) ->
     assert len(models) >= 3
     for model in models:
         plain, shifted = (expand([f"data={name}", f"model={model}"]) for name in (base, data))
-        assert plain[0][1:] == shifted[0][1:] and plain[1] == shifted[1] == []
+        assert plain.overrides[1:] == shifted.overrides[1:] and plain.notes == shifted.notes == []
