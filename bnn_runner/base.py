@@ -7,7 +7,7 @@ S posterior draws, L lanes (independent networks trained at once), tau points in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -204,6 +204,29 @@ class Draws(Protocol):
 
 
 @dataclass(frozen=True)
+class FitReport:
+    """What a fit reports of itself, for the row of its cell and for a reader.
+
+    `facts` are numbers and words by name (evidence, selected precision), `notes` what a reader should know, `repairs`
+    how often each numerical repair was made, and `cites` the BibTeX keys of what the fit used beyond
+    what its method names (a curvature structure decided by the size of the task).
+    """
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    repairs: Mapping[str, int] = field(default_factory=dict)
+    cites: tuple[str, ...] = ()
+
+    def extended(self, facts: Mapping[str, Any], notes: Sequence[str] = ()) -> FitReport:
+        """The same report with further facts and notes."""
+        return replace(self, facts={**self.facts, **facts}, notes=(*self.notes, *notes))
+
+    def row(self) -> dict[str, Any]:
+        """Everything under one level of keys, as cell.json keeps it."""
+        return {**self.facts, "repairs": dict(self.repairs), "notes": list(self.notes)}
+
+
+@dataclass(frozen=True)
 class Moments:
     """Closed-form mean [B, K] and covariance [B, K, K] of the network outputs at B points."""
 
@@ -212,11 +235,10 @@ class Moments:
 
 
 class Posterior(Protocol):
-    """What a method fits; immutable. As a frozen dataclass of plain parts it can be saved (see `posterior_store`).
+    """What a method fits; immutable. As a frozen dataclass of plain parts it can be saved (see `posteriors.io`).
 
-    `finite` says that the draws are the whole posterior (MAP, ensembles): their joint scores are
-    exact. `report` is one flat mapping of facts for the row (evidence, chosen precision, repairs);
-    `treatment` says, for every trainable parameter tensor, by which rule it was treated.
+    `finite` says that the draws are the whole posterior (MAP, ensembles): their joint scores are exact.
+    `treatment` names, for every trainable parameter tensor, the rule by which it was treated.
     """
 
     @property
@@ -226,7 +248,7 @@ class Posterior(Protocol):
     def likelihood(self) -> Likelihood: ...
 
     @property
-    def report(self) -> Mapping[str, Any]: ...
+    def report(self) -> FitReport: ...
 
     @property
     def treatment(self) -> Mapping[str, str]: ...
@@ -285,13 +307,21 @@ class PrecisionProblem:
     dimension_samples: Callable[[Tensor], Tensor] | None = None
 
 
+HyperStatus = Literal["fixed", "chosen in training", "converged", "not converged", "at bound", "diverged", "failed"]
+"""How a rule's search ended: at bound, diverged and failed keep start values, as the notes then say."""
+
+
 @dataclass(frozen=True)
 class Choice:
-    """The chosen precisions [T] (or [P], one a weight), facts for the row, and what a reader should be told."""
+    """The precisions that a rule selected, [T] or [P] (one a weight), and how its search ended.
+
+    `facts` are further numbers for the row, `notes` what a reader should know.
+    """
 
     precisions: Tensor
-    report: dict[str, Any]
-    notes: tuple[str, ...] = field(default=())
+    status: HyperStatus
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class HyperRule(Protocol):
@@ -331,11 +361,11 @@ Predictive = Literal["draws", "closed_form", "bridge"]
 
 
 @runtime_checkable
-class Settles(Protocol):
-    """A method that decides something from the size of the task (`auto`)."""
+class DecidesBySize(Protocol):
+    """A method that decides something by the size of the task (`auto`)."""
 
-    def settled(self, task: Task, network: Network) -> Method:
-        """Itself, decided as for the whole task: what a cost estimate runs on a few points."""
+    def decided(self, task: Task, network: Network) -> Method:
+        """The same method as it would decide for the whole task: what a cost estimate runs on a few points."""
         ...
 
 

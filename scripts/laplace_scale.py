@@ -113,7 +113,7 @@ def child(row: Row, threads: int, points: int, tested: int) -> int:
         begin, cpu = time.perf_counter(), time.process_time()
         posterior = row.method.fit(task, [network], context)
         fitted = time.perf_counter()
-        error = posterior.report.get("sample_error_sd", math.nan)
+        error = posterior.report.facts.get("sample_error_sd", math.nan)
         print(f"@fit {fitted - begin} {_status('VmHWM')} {error}", flush=True)
         for x, _ in task.test.batches(BATCH):
             if isinstance(posterior, LinearisedLaplace):

@@ -22,6 +22,7 @@ from laplace_bounds import BOUNDS
 from torch import Tensor, nn
 
 from bnn_runner.base import Network
+from bnn_runner.curvature.base import Curvature
 from bnn_runner.curvature.blocks import BlockCurvature
 from bnn_runner.curvature.full import FullCurvature, fit_full
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
@@ -30,7 +31,7 @@ from bnn_runner.curvature.parameter_subset import last_layer_names
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.curvature.structures import Fit, Structure
 from bnn_runner.evaluation.closed_form import probit_log_probs, variances
-from bnn_runner.laplace.evidence import Curvature, log_evidence, log_likelihood
+from bnn_runner.laplace.evidence import log_evidence, log_likelihood
 from bnn_runner.laplace.posterior import LinearisedLaplace
 from bnn_runner.models.likelihoods import Categorical, Gaussian, NoiseRule
 from bnn_runner.models.mlp import MLP

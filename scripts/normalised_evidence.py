@@ -111,10 +111,10 @@ def choices_of(data: str, task: Task, network: Network) -> list[Choice]:
     found = []
     for (biases, hold), where in product(HELD.items(), PLACES):
         one = fitted(task, network, where, Evidence(), hold)
-        begun = replace(network, prior_precision=dict.fromkeys(network.parameters, one.report["prior_precision"]))
+        begun = replace(network, prior_precision=dict.fromkeys(network.parameters, one.report.facts["prior_precision"]))
         several = fitted(task, begun, where, Evidence(family="groupwise"), hold)
         for family, made in (("isotropic", one), ("groupwise", several)):
-            report = made.report
+            report = made.report.facts
             chosen = set((report.get("prior_precisions") or {"": report["prior_precision"]}).values())
             size, evidence, status = report["weights_in_basis"], report["evidence_nats"], report["hyper_status"]
             told = (size, len(chosen), min(chosen), max(chosen), evidence, status, test_loglik(task, made))
@@ -124,7 +124,7 @@ def choices_of(data: str, task: Task, network: Network) -> list[Choice]:
 
 def row(data: str, task: Task, network: Network, precision: float, of: str) -> Row:
     at_w, at_v = (fitted(task, network, where, Fixed(precision)) for where in PLACES)
-    w, v = at_w.report, at_v.report
+    w, v = at_w.report.facts, at_v.report.facts
     assert v["tangent_settled"]
     loglik = test_loglik(task, at_w)
     return Row(data, precision, of, w["evidence_nats"], v["evidence_nats"], w["newton_decrement_nats"], loglik)
@@ -219,7 +219,7 @@ def trained(data: str, work: Path) -> tuple[Task, Network]:
 
 def panels(data: str, task: Task, network: Network, path: Path) -> list[Row]:
     """Draw the six panels; the rows of the five precisions and of the two choices."""
-    chosen = {where: fitted(task, network, where, Evidence()).report["prior_precision"] for where in PLACES}
+    chosen = {where: fitted(task, network, where, Evidence()).report.facts["prior_precision"] for where in PLACES}
     choices = {
         where: row(data, task, network, p, f"largest evidence at {PLACES[where]}") for where, p in chosen.items()
     }

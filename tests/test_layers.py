@@ -155,7 +155,11 @@ def copy(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("module", "line", "edge"),
     [
-        ("curvature/psd.py", "from bnn_runner.laplace.evidence import At\n", ("curvature.psd", "laplace.evidence")),
+        (
+            "curvature/psd.py",
+            "from bnn_runner.laplace.evidence import log_evidence\n",
+            ("curvature.psd", "laplace.evidence"),
+        ),
         ("config/keys.py", "\n\ndef late():\n    from bnn_runner import runner\n", ("config.keys", "runner")),
         ("data/tables.py", "import bnn_runner.models.mlp\n", ("data.tables", "models.mlp")),
     ],

@@ -87,3 +87,11 @@ def rule_of(structure: Structure, jacobians: Jacobians, group: Group) -> str:
         "general": "own diagonal (exact)",
     }
     return kinds[jacobians.rule(group.name)]
+
+
+BY_STRUCTURE: dict[str, tuple[str, ...]] = {
+    "kfac": ("martens2015", "botev2017", "grosse2016"),
+    "ekfac": ("martens2015", "botev2017", "grosse2016", "george2018"),
+    "low_rank": ("halko2011", "gittens2016"),
+}
+"""BibTeX keys."""

@@ -36,7 +36,7 @@ class Calibration:
     before: float
     after: float
 
-    def told(self) -> str:
+    def note(self) -> str:
         text = (
             f"logits divided by temperature {self.temperature:.4g}, fitted on {self.points} validation points "
             f"(log-likelihood {self.before:.4g} -> {self.after:.4g} nats a point)"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Choice, PrecisionProblem
+from bnn_runner.base import Choice, HyperStatus, PrecisionProblem
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper.monte_carlo_error import dimension_errors
 from bnn_runner.hyper.tied_precisions import at_bound, inside, mean_by, range_problems, sum_by, tied, tolerance_problems
@@ -52,18 +52,17 @@ class EM:
         notes: list[str] = []
         logs = initial
         while bool(free.any()):
-            logs, state = self._climb(search, initial, free)
-            if state == "diverged":
+            logs, end = self._climb(search, initial, free)
+            if end == "diverged":
                 note = "hyper=em: a precision became NaN; every precision keeps its start value"
-                failed = {"hyper_status": "diverged", "hyper_iterations": search.count}
-                return Choice(initial.exp()[ties], failed, (note,))
+                return Choice(initial.exp()[ties], "diverged", {"hyper_iterations": search.count}, (note,))
             stuck = free & ((logs <= math.log(self.low)) | (logs >= math.log(self.high)))
             if not bool(stuck.any()):
                 break
             notes.append(at_bound("em", problem, stuck[ties]))
             free &= ~stuck
             logs = torch.where(stuck, initial, logs)
-        status = "at bound" if notes else "converged"
+        status: HyperStatus = "converged" if bool(free.all()) else "at bound"
         _, gap, gradient = search.step(logs)
         left = float(gap[free].abs().max()) if bool(free.any()) else 0.0
         if left > self.tolerance:
@@ -72,8 +71,7 @@ class EM:
                 f"hyper=em: a precision is still {left:.2g} of a logarithm from its fixed point after {search.count} "
                 "steps; raise hyper.steps"
             )
-        report: dict[str, Any] = {
-            "hyper_status": status,
+        facts: dict[str, Any] = {
             "hyper_iterations": search.count,
             "hyper_gradient": float(gradient[free].abs().max()) if bool(free.any()) else 0.0,
             "em_e_step": "exact moments",
@@ -81,13 +79,15 @@ class EM:
         precisions = logs.exp()[ties]
         if problem.dimension_samples is not None:
             samples = problem.dimension_samples(precisions)
-            facts, unsure = dimension_errors(samples, ties, problem.names)
-            report |= facts | {"em_e_step": f"{len(samples)} posterior samples"}
+            errors, unsure = dimension_errors(samples, ties, problem.names)
+            facts |= errors | {"em_e_step": f"{len(samples)} posterior samples"}
             notes += unsure
-        return Choice(precisions, report, tuple(notes))
+        return Choice(precisions, status, facts, tuple(notes))
 
-    def _climb(self, search: _Search, start: Tensor, free: Tensor) -> tuple[Tensor, str]:
-        """Log precisions where no free one moves any more, one meets a bound, or the steps are spent."""
+    def _climb(
+        self, search: _Search, start: Tensor, free: Tensor
+    ) -> tuple[Tensor, Literal["stopped", "at bound", "diverged"]]:
+        """Log precisions where no free one moves any more or the steps are spent (stopped), or one meets a bound."""
         low, high = math.log(self.low), math.log(self.high)
 
         def step(logs: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ class EM:
             if bool(gap.isinf().any()):
                 return torch.where(gap.isinf(), torch.where(gap > 0, high, low), logs), "at bound"
             if float(gap.abs().max()) <= self.tolerance or search.count >= self.steps:
-                return logs, "settled"
+                return logs, "stopped"
             second, _ = step(first)
             once, twice = first - logs, second - first
             bend = float((twice - once).norm())

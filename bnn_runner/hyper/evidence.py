@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Choice, PrecisionProblem
+from bnn_runner.base import Choice, HyperStatus, PrecisionProblem
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper.bfgs import maximise
 from bnn_runner.hyper.tied_precisions import (
@@ -71,8 +71,7 @@ class Evidence:
                 notes.append(
                     f"hyper=evidence: the search met a value that is not finite; the start value is kept ({values})"
                 )
-                report = {"hyper_status": "diverged", "hyper_iterations": iterations}
-                return Choice(initial.exp()[ties], report, tuple(notes))
+                return Choice(initial.exp()[ties], "diverged", {"hyper_iterations": iterations}, tuple(notes))
             stuck = free & ((logs < bounds[0] + 1e-3) | (logs > bounds[1] - 1e-3))
             if not bool(stuck.any()):
                 break
@@ -81,14 +80,17 @@ class Evidence:
             if not bool(free.any()):
                 logs = initial
                 break
-        status = "at bound" if notes else ("converged" if gradient < 1e-2 else "not converged")
-        if status == "not converged":
+        status: HyperStatus = "converged"
+        if not bool(free.all()):
+            status = "at bound"
+        elif not gradient < 1e-2:
+            status = "not converged"
             notes.append(
                 f"hyper=evidence: the gradient is still {gradient:.2g} nats after {iterations} iterations;"
                 " raise hyper.steps"
             )
-        report = {"hyper_status": status, "hyper_iterations": iterations, "hyper_gradient": gradient}
-        return Choice(logs.exp()[ties], report, tuple(notes))
+        facts = {"hyper_iterations": iterations, "hyper_gradient": gradient}
+        return Choice(logs.exp()[ties], status, facts, tuple(notes))
 
     def _common(self, objective: Callable[[Tensor], Tensor], initial: Tensor, bounds: tuple[float, float]) -> Tensor:
         """Where a search for several λ begins: at the best single one [G], if that beats the start values."""

@@ -34,4 +34,4 @@ class Fixed:
                 "the training prior has precision 0, under which the posterior is improper. "
                 "Give hyper.precision=VALUE above 0, or use hyper=evidence or hyper=grid."
             )
-        return Choice(precisions, {"hyper_status": "fixed"})
+        return Choice(precisions, "fixed")

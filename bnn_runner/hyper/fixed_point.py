@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Choice, PrecisionProblem
+from bnn_runner.base import Choice, HyperStatus, PrecisionProblem
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper.monte_carlo_error import dimension_errors
 from bnn_runner.hyper.tied_precisions import (
@@ -63,7 +63,7 @@ class FixedPoint:
             moved = torch.where(free, dimensions / squares, precisions)
             if bool(moved.isnan().any()):
                 note = "hyper=fixed_point: a precision became NaN; every precision keeps its start value"
-                return Choice(initial[ties], {"hyper_status": "diverged", "hyper_iterations": iteration}, (note,))
+                return Choice(initial[ties], "diverged", {"hyper_iterations": iteration}, (note,))
             stuck = free & ((moved <= self.low) | (moved >= self.high))
             if bool(stuck.any()):
                 notes.append(at_bound("fixed_point", problem, stuck[ties]))
@@ -73,7 +73,7 @@ class FixedPoint:
             precisions = moved
         dimensions, squares = self._terms(problem, precisions[ties], ties)
         gradient = 0.5 * (dimensions - precisions * squares)
-        status = "at bound" if notes else "converged"
+        status: HyperStatus = "converged" if bool(free.all()) else "at bound"
         if change > self.tolerance and bool(free.any()):
             status = "not converged"
             notes.append(
@@ -81,11 +81,11 @@ class FixedPoint:
                 " raise hyper.steps"
             )
         largest = float(gradient[free].abs().max()) if bool(free.any()) else 0.0
-        report: dict[str, Any] = {"hyper_status": status, "hyper_iterations": iteration, "hyper_gradient": largest}
+        facts: dict[str, Any] = {"hyper_iterations": iteration, "hyper_gradient": largest}
         if problem.dimension_samples is not None:
-            facts, unsure = dimension_errors(problem.dimension_samples(precisions[ties]), ties, problem.names)
-            report, notes = report | facts, [*notes, *unsure]
-        return Choice(precisions[ties], report, tuple(notes))
+            errors, unsure = dimension_errors(problem.dimension_samples(precisions[ties]), ties, problem.names)
+            facts, notes = facts | errors, [*notes, *unsure]
+        return Choice(precisions[ties], status, facts, tuple(notes))
 
     @staticmethod
     def _terms(problem: PrecisionProblem, precisions: Tensor, ties: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,15 +38,17 @@ class Grid:
         values = torch.logspace(math.log10(self.low), math.log10(self.high), self.num, dtype=torch.float64)
         scores = problem.validation([torch.full_like(problem.start, float(v)) for v in values])
         finite = [(score, i) for i, score in enumerate(scores) if math.isfinite(score)]
-        report: dict[str, Any] = {"grid_points": self.num, "grid_not_finite": self.num - len(finite)}
+        facts: dict[str, Any] = {"grid_points": self.num, "grid_not_finite": self.num - len(finite)}
         if not finite:
             note = "hyper=grid: no precision gave a finite validation log-likelihood; the training prior is kept"
-            return Choice(problem.start, report | {"hyper_status": "failed"}, (note,))
+            return Choice(problem.start, "failed", facts, (note,))
         best_score, best = max(finite)
-        report |= {"grid_best_validation_loglik": best_score, "hyper_status": "converged"}
-        notes: tuple[str, ...] = ()
-        if best in (0, self.num - 1):
-            report["hyper_status"] = "at bound"
-            edge = f"hyper=grid: the best precision {float(values[best]):.3g} lies at the edge of the grid"
-            notes = (f"{edge}; widen hyper.low or hyper.high",)
-        return Choice(torch.full_like(problem.start, float(values[best])), report, notes)
+        facts["grid_best_validation_loglik"] = best_score
+        precisions = torch.full_like(problem.start, float(values[best]))
+        if best not in (0, self.num - 1):
+            return Choice(precisions, "converged", facts)
+        note = (
+            f"hyper=grid: the best precision {float(values[best]):.3g} lies at the edge of the grid; "
+            "widen hyper.low or hyper.high"
+        )
+        return Choice(precisions, "at bound", facts, (note,))

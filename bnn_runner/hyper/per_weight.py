@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from bnn_runner.base import Choice, HyperStatus
 
 
 def best_precisions(diagonal: Tensor, squares: Tensor) -> Tensor:
@@ -29,12 +30,22 @@ def each_weight(
     tolerance: float,
     low: float,
     high: float,
-) -> tuple[Tensor, dict[str, Any], tuple[str, ...]]:
-    """Precisions [P], facts for the row and notes. `squares` are w_j² [P], which may depend on the precisions.
+) -> Choice:
+    """The best precision of each weight, [P].
 
     Each round takes `best_precisions` at the squares of the last; where these do not move (the
     evidence at w*), the second round changes nothing. A weight whose λ leaves `low` to `high` (no curvature, or
     a weight that is zero, or goes to it as its λ grows) keeps its start value, and they are counted.
+
+    Args:
+        rule: the rule's name, for notes.
+        diagonal: h [P], the curvature.
+        start: λ [P] to begin with.
+        squares: w_j² [P], which may depend on the precisions.
+        steps: most rounds.
+        tolerance: change of log λ that ends the search.
+        low: bound of λ below.
+        high: bound of λ above.
     """
     precisions, change, iteration = start, math.inf, 0
     kept = torch.zeros_like(start, dtype=torch.bool)
@@ -43,30 +54,30 @@ def each_weight(
         terms = squares(precisions).to(start)
         if not bool(torch.isfinite(terms).all()):
             note = f"hyper={rule}: the search met a value that is not finite; every precision keeps its start value"
-            return start, {"hyper_status": "diverged", "hyper_iterations": iteration}, (note,)
+            return Choice(start, "diverged", {"hyper_iterations": iteration}, (note,))
         found = best_precisions(diagonal, terms)
         kept |= ~((found > low) & (found < high))
         moved = torch.where(kept, start, found)
         change = float((moved / precisions).log().abs().max())
         precisions = moved
     gradient = 0.5 * (diagonal / (diagonal + precisions) - precisions * squares(precisions).to(start))
-    free = gradient[~kept].abs()
-    report: dict[str, Any] = {
-        "hyper_status": "at bound" if bool(kept.any()) else "converged",
-        "hyper_iterations": iteration,
-        "hyper_gradient": float(free.max()) if len(free) else 0.0,
-        "precisions_kept": int(kept.sum()),
-    }
+    free, num_kept = gradient[~kept].abs(), int(kept.sum())
+    status: HyperStatus = "at bound" if num_kept else "converged"
     notes = []
-    if report["precisions_kept"]:
+    if num_kept:
         notes.append(
-            f"hyper={rule}: the precisions of {report['precisions_kept']:,} of {len(start):,} weights ran to a bound "
+            f"hyper={rule}: the precisions of {num_kept:,} of {len(start):,} weights ran to a bound "
             "(no curvature, or a weight that is zero or goes to it) and keep their start value"
         )
     if change > tolerance:
-        report["hyper_status"] = "not converged"
+        status = "not converged"
         notes.append(
             f"hyper={rule}: the precisions still move by {change:.2g} of a logarithm after {iteration} steps; "
             "raise hyper.steps"
         )
-    return precisions, report, tuple(notes)
+    facts = {
+        "hyper_iterations": iteration,
+        "hyper_gradient": float(free.max()) if len(free) else 0.0,
+        "precisions_kept": num_kept,
+    }
+    return Choice(precisions, status, facts, tuple(notes))

@@ -39,7 +39,7 @@ def for_each_weight(
     """One precision a weight, [P], in closed form (`per_weight`); the problem has a diagonal curvature."""
     assert problem.diagonal is not None, "refused before the fit"
     start = inside(problem.start, low, high).repeat_interleave(torch.tensor(problem.sizes))
-    return Choice(*each_weight(rule, problem.diagonal, start, problem.squares, steps, tolerance, low, high))
+    return each_weight(rule, problem.diagonal, start, problem.squares, steps, tolerance, low, high)
 
 
 def sum_by(values: Tensor, ties: Tensor) -> Tensor:

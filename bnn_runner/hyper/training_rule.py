@@ -23,14 +23,14 @@ class TuningState:
     """What a rule changes: precisions of the parameter tensors by name, and what it goes on from.
 
     `trace` has one row an update. `moments` are the rule's own numbers (those of an optimiser in log λ).
-    `settled` ends the training. `best` are the weights to end with, where they are not the last ones:
+    `converged` ends the training. `best` are the weights to end with, where they are not the last ones:
     a mapping of parameters, buffers, log_noise, precisions and evidence.
     """
 
     precisions: dict[str, float]
     trace: list[dict[str, Any]] = field(default_factory=list)
     moments: list[Tensor] = field(default_factory=list)
-    settled: bool = False
+    converged: bool = False
     best: dict[str, Any] = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def misfits(rule: TrainingRule, choice: str, method: Method, name: str) -> list[
     return problems
 
 
-def told(rule: TrainingRule, networks: Sequence[Network]) -> tuple[dict[str, Any], list[str]]:
+def training_facts(rule: TrainingRule, networks: Sequence[Network]) -> tuple[dict[str, Any], list[str]]:
     """Facts for the row of a cell, and notes, from the traces of its networks; nothing where no network has one."""
     traces = [n.tuning for n in networks if n.tuning]
     if not traces:

@@ -1,34 +1,53 @@
-"""The Laplace evidence as a function of the prior precisions."""
+"""The Laplace evidence as a function of the prior precisions, taken at the trained weights w*."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bnn_runner.base import Network
-from bnn_runner.curvature.groups import Group
+from bnn_runner.curvature.base import Curvature
 from bnn_runner.curvature.psd import wide
-from bnn_runner.laplace.posterior import WeightGaussian
+from bnn_runner.laplace.prior_diagonal import PriorShape
 from bnn_runner.tasks import Task
 
-At = Callable[[Tensor], tuple[float, Tensor]]
-"""From precisions to Σ log p(y | ·) (nats, original units) and the squares of `PriorShape` at the point."""
+
+class LogEvidence(Protocol):
+    """Log p(D) in nats as a function of the prior precisions: one λ [1], one a group [T], or one a weight [P]."""
+
+    def __call__(self, precisions: Tensor) -> Tensor:
+        """Log p(D), differentiable in `precisions`."""
+        ...
+
+    def log_likelihood(self, precisions: Tensor) -> float:
+        """Σ_n log p(y_n | ·) of the training set at the expansion point, nats, original target units."""
+        ...
+
+    def squares(self, precisions: Tensor) -> Tensor:
+        """Squared norms of the weights there, [T] or [P] as the precisions are (see `PriorShape.squares`)."""
+        ...
 
 
-class Curvature(Protocol):
-    """What the evidence and the rules need of a fitted curvature, whose T groups each have a precision."""
+@dataclass(frozen=True)
+class EvidenceAtWeights:
+    """The evidence at w*: neither the log-likelihood `loglik` nor the `weights` w* [P] depend on the precisions."""
 
-    @property
-    def groups(self) -> tuple[Group, ...]: ...
+    curvature: Curvature
+    prior: PriorShape
+    weights: Tensor
+    loglik: float
 
-    def log_det_ratio(self, precisions: Tensor) -> Tensor: ...
+    def __call__(self, precisions: Tensor) -> Tensor:
+        return log_evidence(self.loglik, self.squares(precisions), self.curvature, precisions)
 
-    def effective_dimensions(self, precisions: Tensor) -> Tensor: ...
+    def log_likelihood(self, precisions: Tensor) -> float:
+        return self.loglik
 
-    def gaussian(self, precisions: Tensor) -> WeightGaussian: ...
+    def squares(self, precisions: Tensor) -> Tensor:
+        return self.prior.squares(self.weights, precisions)
 
 
 @torch.no_grad()
@@ -44,8 +63,13 @@ def log_likelihood(task: Task, network: Network, batch_size: int = 1024) -> floa
 def log_evidence(loglik: float, squares: Tensor, curvature: Curvature, precisions: Tensor) -> Tensor:
     """Log p(D) ≈ log p(D | w*) − ½ [w*ᵀΛw* + log det(H + Λ) − log det Λ], nats (MacKay 1992; Immer et al. 2021).
 
-    `precisions` is one λ [1], one a group [T] or one a weight [P] of the basis, differentiable in it;
-    `squares` are the squares that belong to them (see `PriorShape`). Weights held at MAP have no part in it.
+    Weights held at MAP contribute nothing.
+
+    Args:
+        loglik: log p(D | w*) in nats.
+        squares: the squared norms that belong to `precisions` (see `PriorShape.squares`).
+        curvature: H.
+        precisions: one λ [1], one a group [T] or one a weight [P] of the basis; the result is differentiable in it.
     """
     penalty = (precisions.cpu().expand(len(squares)) * squares).sum()
     return loglik - 0.5 * (penalty + curvature.log_det_ratio(precisions).cpu())

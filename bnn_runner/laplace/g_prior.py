@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bnn_runner.curvature.base import Curvature
 from bnn_runner.curvature.blocks import Block, BlockCurvature, DiagonalBlock, FullBlock, KroneckerBlock, Precision
 from bnn_runner.curvature.full import FullCurvature, FullGaussian
 from bnn_runner.curvature.groups import Group
 from bnn_runner.curvature.jacobian_forms import DenseJacobian, OuterProductJacobian, TensorJacobian
 from bnn_runner.curvature.psd import Repairs, eigh
 from bnn_runner.errors import RunFailed
-from bnn_runner.laplace.evidence import Curvature
 from bnn_runner.laplace.sampled import SampledCurvature
 
 PROBES = 4

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bnn_runner.base import Network
+from bnn_runner.curvature.base import WeightGaussian
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.psd import wide
-from bnn_runner.laplace.posterior import WeightGaussian
 from bnn_runner.runtime.torch_state import evaluation_mode
 from bnn_runner.tasks import Task
 

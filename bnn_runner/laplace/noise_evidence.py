@@ -6,8 +6,8 @@ fitted, and βH + Λ = β (H + M) with M = Λ/β. In terms of M,
     log p(D) = C + ½ NK log β − ½ β (R + ‖w‖²_M) − ½ [log det(H + M) − log det M],
 
 R the sum of squared residuals over σ_k² and C the log-likelihood without residuals, both at
-β = 1. Its best β for given M is NK / (R + ‖w‖²_M), which is MacKay's (NK − γ)/R wherever M is stationary. So a rule
-searches M alone, on the same spectrum as without noise, and the noise comes with it.
+β = 1. The best β for given M is NK / (R + ‖w‖²_M), which is MacKay's (NK − γ)/R wherever M is stationary. So a rule
+searches M alone, on the same spectrum as without noise, and the noise follows from it.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Network, PrecisionProblem
+from bnn_runner.base import Network
+from bnn_runner.curvature.base import Curvature, WeightGaussian
 from bnn_runner.curvature.groups import Group
 from bnn_runner.curvature.jacobians import BatchJacobians
 from bnn_runner.curvature.psd import wide
-from bnn_runner.laplace.evidence import At, Curvature
-from bnn_runner.laplace.posterior import WeightGaussian
+from bnn_runner.laplace.evidence import LogEvidence
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.tasks import Task
 
 
 @dataclass(frozen=True)
-class NoiseProblem:
+class NoiseTerms:
     """`count` is N·K, `constant` is C in nats and original target units."""
 
     count: int
     constant: float
 
     @classmethod
-    def of(cls, task: Task, likelihood: Gaussian) -> NoiseProblem:
+    def of(cls, task: Task, likelihood: Gaussian) -> NoiseTerms:
         points, outputs = len(task.train), task.spec.num_outputs
         log_noise = (wide(likelihood.log_noise) + wide(task.target_scale).log()).expand(outputs).sum()
         count = points * outputs
         return cls(count, -points * float(log_noise) - 0.5 * count * math.log(2 * math.pi))
 
-    def factor(self, loglik: float, penalty: Tensor) -> Tensor:
-        """The best β, for the log-likelihood at β = 1 and ‖w‖²_M."""
-        return self.count / (2 * (self.constant - loglik) + penalty)
 
-    def profiled(self, problem: PrecisionProblem, at: At, curvature: Curvature) -> PrecisionProblem:
-        """The same problem in M = Λ/β, with the evidence at the best β of each M."""
+@dataclass(frozen=True)
+class EvidenceWithNoise:
+    """The evidence `inner` as a function of M = Λ/β, with the best noise factor β for each M."""
 
-        def factor(precisions: Tensor) -> tuple[Tensor, Tensor]:
-            loglik, squares = at(precisions)
-            return self.factor(loglik, (precisions.cpu().expand(len(squares)) * squares).sum()), squares
+    inner: LogEvidence
+    curvature: Curvature
+    noise: NoiseTerms
 
-        def evidence(precisions: Tensor) -> Tensor:
-            gain = 0.5 * self.count * (factor(precisions)[0].log() - 1)
-            return self.constant + gain - 0.5 * curvature.log_det_ratio(precisions).cpu()
+    def factor(self, precisions: Tensor) -> Tensor:
+        """The best β for given M: NK / (R + ‖w‖²_M), differentiable in M."""
+        squares = self.inner.squares(precisions)
+        penalty = (precisions.cpu().expand(len(squares)) * squares).sum()
+        residuals = 2 * (self.noise.constant - self.inner.log_likelihood(precisions))
+        return self.noise.count / (residuals + penalty)
 
-        def squares(precisions: Tensor) -> Tensor:
-            with torch.no_grad():
-                beta, found = factor(precisions)
-            return beta * found
+    def __call__(self, precisions: Tensor) -> Tensor:
+        gain = 0.5 * self.noise.count * (self.factor(precisions).log() - 1)
+        return self.noise.constant + gain - 0.5 * self.curvature.log_det_ratio(precisions).cpu()
 
-        return replace(problem, evidence=evidence, squares=squares)
-
-    def settled(self, precisions: Tensor, at: At) -> tuple[float, float]:
-        """The best β for chosen M, and the log-likelihood in nats under it."""
+    def log_likelihood(self, precisions: Tensor) -> float:
         with torch.no_grad():
-            loglik, squares = at(precisions)
-            beta = float(self.factor(loglik, (precisions.cpu().expand(len(squares)) * squares).sum()))
-        misfit = beta * (self.constant - loglik)
-        return beta, self.constant + 0.5 * self.count * math.log(beta) - misfit
+            beta = float(self.factor(precisions))
+        misfit = beta * (self.noise.constant - self.inner.log_likelihood(precisions))
+        return self.noise.constant + 0.5 * self.noise.count * math.log(beta) - misfit
+
+    def squares(self, precisions: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.factor(precisions) * self.inner.squares(precisions)
 
 
 def with_noise(network: Network, beta: float) -> Network:

@@ -7,31 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Likelihood, Moments
+from bnn_runner.base import FitReport, Likelihood, Moments
+from bnn_runner.curvature.base import WeightGaussian
 from bnn_runner.curvature.blocks import BlockGaussian
-from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
+from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.psd import wide
 from bnn_runner.posteriors.networks import NetworkDraws
 from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Split
-
-
-class WeightGaussian(Protocol):
-    """N(0, Σ) over the weights of the basis."""
-
-    def sample(self, seed: int, start: int, stop: int) -> Tensor: ...
-
-    def product(self, vectors: Tensor) -> Tensor: ...
-
-    def covariance(self, jacobians: BatchJacobians) -> Tensor: ...
-
-    def covariance_root(self, jacobians: BatchJacobians) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -152,7 +141,7 @@ class NetworkLaplace:
     jacobians: Jacobians
     gaussian: WeightGaussian
     likelihood: Likelihood
-    report: Mapping[str, Any]
+    report: FitReport
     treatment: Mapping[str, str]
     finite: bool = False
 
@@ -167,7 +156,7 @@ class SampledLaplace:
     jacobians: Jacobians
     gaussian: WeightGaussian
     likelihood: Likelihood
-    report: Mapping[str, Any]
+    report: FitReport
     treatment: Mapping[str, str]
     finite: bool = False
 
@@ -187,7 +176,7 @@ class LinearisedLaplace:
     jacobians: Jacobians
     gaussian: WeightGaussian
     likelihood: Likelihood
-    report: Mapping[str, Any]
+    report: FitReport
     treatment: Mapping[str, str]
     finite: bool = False
 

@@ -1,6 +1,6 @@
-"""What a hyperparameter rule is given: a family of prior precisions over a fitted curvature, with or without the noise.
+"""A family of prior precisions over a fitted curvature: what a hyperparameter rule searches.
 
-Also which structures serve which family, and which tasks a chosen noise.
+Also which structures support which family, and which tasks a selected noise.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import HyperRule, Network, PrecisionProblem
+from bnn_runner.curvature.base import Curvature
 from bnn_runner.curvature.groups import Group
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import RunFailed
 from bnn_runner.hyper.tied_precisions import family_of
-from bnn_runner.laplace.evidence import At, Curvature, log_evidence
+from bnn_runner.laplace.evidence import LogEvidence
 from bnn_runner.laplace.g_prior import g_prior
-from bnn_runner.laplace.noise_evidence import NoiseProblem
+from bnn_runner.laplace.noise_evidence import EvidenceWithNoise, NoiseTerms
 from bnn_runner.laplace.prior_diagonal import PriorShape
 from bnn_runner.laplace.validation_score import Validation, validation_logliks
 from bnn_runner.models.likelihoods import Gaussian
@@ -64,16 +65,21 @@ def family_problems(structure: str, curvature: str, spec: TaskSpec, rule: HyperR
 
 @dataclass(frozen=True)
 class PriorFamily:
-    """A curvature under a family of priors: what is searched, and what comes of the choice."""
+    """A curvature under a family of priors.
+
+    `curvature` and `prior` are those of the family (scaled ones under the g-prior), `start` [T] the precisions of the
+    training prior, `invariant` the tensors whose scale a normalisation layer removes, and `noise` is None
+    where the regression noise stays as trained.
+    """
 
     task: Task
     jacobians: Jacobians
-    family: str
+    name: str
     curvature: Curvature
     prior: PriorShape
     start: Tensor
     invariant: Sequence[str]
-    noise: NoiseProblem | None
+    noise: NoiseTerms | None
     validation: Validation = validation_logliks
 
     @classmethod
@@ -87,37 +93,44 @@ class PriorFamily:
         repairs: Repairs,
         validation: Validation = validation_logliks,
     ) -> PriorFamily:
-        """Raises `RunFailed` where the training prior or the curvature does not fit the rule's family."""
-        network, family = jacobians.network, family_of(rule)
+        """The family that `rule` chooses in.
+
+        Raises:
+            RunFailed: the training prior, the curvature or the likelihood does not fit the rule's family.
+        """
+        network, name = jacobians.network, family_of(rule)
         sizes = tuple(g.size(jacobians.sizes()) for g in curvature.groups)
         noise = None
         if noise_of(rule) == "evidence":
             if not isinstance(network.likelihood, Gaussian):
-                raise RunFailed("hyper.noise=evidence is for regression with likelihood.form=homoscedastic.")
-            noise = NoiseProblem.of(task, network.likelihood)
-        if family == "g":
+                raise RunFailed("hyper.noise=evidence requires a regression with likelihood.form=homoscedastic.")
+            noise = NoiseTerms.of(task, network.likelihood)
+        if name == "g":
             scaled = g_prior(curvature, len(task.train), repairs)
             prior, start = PriorShape(sizes, scaled.shape), torch.ones(len(sizes), dtype=torch.float64)
-            return cls(task, jacobians, family, scaled.curvature, prior, start, invariant, noise, validation)
+            return cls(task, jacobians, name, scaled.curvature, prior, start, invariant, noise, validation)
         start = _training_prior(network, curvature.groups)
-        return cls(task, jacobians, family, curvature, PriorShape(sizes), start, invariant, noise, validation)
+        return cls(task, jacobians, name, curvature, PriorShape(sizes), start, invariant, noise, validation)
 
-    def problem(self, at: At) -> PrecisionProblem:
-        """What the rule sees, with the evidence at the point that `at` gives."""
+    def with_noise(self, evidence: LogEvidence) -> LogEvidence:
+        """The evidence at the best noise for each precision where the rule selects the noise too, else `evidence`."""
+        return evidence if self.noise is None else EvidenceWithNoise(evidence, self.curvature, self.noise)
+
+    def problem(self, evidence: LogEvidence) -> PrecisionProblem:
+        """What the rule sees."""
         curvature = self.curvature
-        problem = PrecisionProblem(
+        return PrecisionProblem(
             names=tuple(g.name for g in curvature.groups),
             start=self.start,
-            evidence=lambda precisions: log_evidence(*at(precisions), curvature, precisions),
+            evidence=evidence,
             validation=partial(self.validation, self.task, self.jacobians, curvature),
             effective_dimensions=curvature.effective_dimensions,
-            squares=lambda precisions: at(precisions)[1],
+            squares=evidence.squares,
             invariant=tuple(g.name for g in curvature.groups if g.members[0] in self.invariant),
             diagonal=getattr(curvature, "diagonal", None),
             sizes=self.prior.sizes,
             dimension_samples=getattr(curvature, "dimension_samples", None),
         )
-        return problem if self.noise is None else self.noise.profiled(problem, at, curvature)
 
 
 def _training_prior(network: Network, groups: Sequence[Group]) -> Tensor:

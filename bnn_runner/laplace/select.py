@@ -1,8 +1,8 @@
-"""What a curvature and a hyperparameter rule come to: the posterior's Gaussian, and the facts that every row has."""
+"""From a fitted curvature and a hyperparameter rule to the posterior's Gaussian, with the facts that every row has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import HyperRule, Network
+from bnn_runner.curvature.base import Curvature, WeightGaussian
 from bnn_runner.curvature.groups import Group
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.parameter_subset import Basis
 from bnn_runner.curvature.psd import Repairs, wide
-from bnn_runner.laplace.evidence import Curvature, log_evidence, log_likelihood
+from bnn_runner.laplace.evidence import log_likelihood
 from bnn_runner.laplace.evidence_point import EvidencePoint, Mode, evidence_point
 from bnn_runner.laplace.newton_decrement import decrement_notes, newton_decrement
-from bnn_runner.laplace.noise_evidence import NoisyCurvature, with_noise
-from bnn_runner.laplace.posterior import WeightGaussian
+from bnn_runner.laplace.noise_evidence import EvidenceWithNoise, NoisyCurvature, with_noise
 from bnn_runner.laplace.prior_family import PriorFamily
 from bnn_runner.laplace.scale_invariance import scale_invariant
 from bnn_runner.laplace.tangent_optimum import TangentModel
@@ -31,26 +31,28 @@ FAR_NATS = 1.0
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What the rule chose, `chosen` [T], and what comes of it: facts for the row, and what is to be told.
+class Selection:
+    """What a rule selected at an evidence point, and the posterior's Gaussian there.
 
-    Where the noise was chosen too, `curvature` and `jacobians` are those of the network with it and `precisions` [T]
-    go with them; else they are those given and chosen.
+    Where the rule selected the noise too, `curvature`, `jacobians` and `precisions` [T] are those of the network with
+    that noise; `searched` [T] are the precisions as the rule searched them, with the noise as trained. `facts` are
+    for the row.
     """
 
-    chosen: Tensor
+    point: EvidencePoint
+    searched: Tensor
     precisions: Tensor
     curvature: Curvature
     jacobians: Jacobians
     gaussian: WeightGaussian
-    report: dict[str, Any]
-    notes: list[str]
+    facts: Mapping[str, Any]
+    notes: tuple[str, ...]
 
 
 def select_precisions(
     task: Task,
     jacobians: Jacobians,
-    chosen: Basis,
+    basis: Basis,
     curvature: Curvature,
     rule: HyperRule,
     repairs: Repairs,
@@ -59,96 +61,120 @@ def select_precisions(
     passes: int | None = None,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     validation: Validation = validation_logliks,
-) -> Decision:
-    """`mode`, with `tolerance` and `passes` of the tangent model's optimum, as `Laplace` has them.
+) -> Selection:
+    """Let `rule` select the prior precisions, and fit the Gaussian at them.
 
-    `validation` scores candidates by the method's own predictive.
+    Args:
+        task: its training set is what the evidence is of.
+        jacobians: of the network with respect to the weights of the basis.
+        basis: these weights in words, and notes on them.
+        curvature: H, fitted over the basis.
+        rule: the hyperparameter rule.
+        repairs: counts numerical repairs.
+        mode: where the evidence is taken: at w* (network), v* (tangent), or v* where it is reached (auto).
+        tolerance: relative gradient at which v* counts as reached.
+        passes: most passes over the data for v*; None is the tangent model's own default.
+        progress: reports the stage, and how far it is.
+        validation: scores candidate precisions by the method's own predictive.
+
+    Raises:
+        RunFailed: the training prior, the curvature or the likelihood does not fit the rule's family.
     """
     few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
-    # A part of a tensor can be scaled by itself: that no normalisation takes out again.
+    # Part of a tensor can be rescaled on its own, which no normalisation layer undoes.
     invariant = () if jacobians.chosen else scale_invariant(jacobians.network, few, jacobians.names)
-    setting = PriorFamily.of(task, jacobians, curvature, rule, invariant, repairs, validation)
-    point = evidence_point(mode, TangentModel(task, jacobians, progress, repairs), setting, rule, tolerance, passes)
-    settled = selected(setting, point)
-    gaussian = settled.curvature.gaussian(settled.precisions)
-    prior = setting.prior.diagonal(settled.precisions)
-    decrement = newton_decrement(task, settled.jacobians, prior, gaussian)
-    report = {
+    family = PriorFamily.of(task, jacobians, curvature, rule, invariant, repairs, validation)
+    point = evidence_point(mode, TangentModel(task, jacobians, progress, repairs), family, rule, tolerance, passes)
+    parts = _parts(family, point)
+    gaussian = parts.curvature.gaussian(parts.precisions)
+    prior = family.prior.diagonal(parts.precisions)
+    decrement = newton_decrement(task, parts.jacobians, prior, gaussian)
+    facts = {
         "weights_in_basis": sum(jacobians.sizes().values()),
         "mode": point.mode,
-        "evidence_nats": settled.evidence,
-        "evidence_over": chosen.described,
-        "train_loglik_nats": settled.loglik,
+        "evidence_nats": parts.log_evidence,
+        "evidence_over": basis.described,
+        "train_loglik_nats": parts.log_likelihood,
         "newton_decrement_nats": decrement,
         "scale_invariant": list(invariant),
-        "effective_dimension": float(settled.curvature.effective_dimensions(settled.precisions).sum()),
-        **settled.report,
-        **point.choice.report,
-        **point.report,
+        "effective_dimension": float(parts.curvature.effective_dimensions(parts.precisions).sum()),
+        **parts.facts,
+        "hyper_status": point.choice.status,
+        **point.choice.facts,
+        **({} if point.search is None else point.search.facts),
     }
-    notes = [*chosen.notes, *point.choice.notes, *point.notes, *settled.notes]
-    notes += decrement_notes(decrement, point.mode)
-    return Decision(
+    notes = (*basis.notes, *point.choice.notes, *point.notes, *parts.notes, *decrement_notes(decrement, point.mode))
+    return Selection(
+        point,
         point.choice.precisions,
-        settled.precisions,
-        settled.curvature,
-        settled.jacobians,
+        parts.precisions,
+        parts.curvature,
+        parts.jacobians,
         gaussian,
-        report,
+        facts,
         notes,
     )
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Curvature, Jacobians (with the noise chosen), precisions, evidence, log-likelihood (nats), facts for the row."""
+class _Parts:
+    """Curvature, Jacobians and precisions in the noise of the posterior; evidence and log-likelihood in nats."""
 
     curvature: Curvature
     jacobians: Jacobians
     precisions: Tensor
-    evidence: float
-    loglik: float
-    report: dict[str, Any]
+    log_evidence: float
+    log_likelihood: float
+    facts: dict[str, Any]
     notes: tuple[str, ...] = ()
 
 
-def selected(family: PriorFamily, point: EvidencePoint) -> Selection:
-    """The posterior's parts at the precisions (and the noise) selected at `point`."""
-    choice, groups = point.choice, family.curvature.groups
-    report: dict[str, Any] = {"hyper_family": family.family}
-    if family.family == "g":
-        report["held_for_want_of_curvature"] = family.prior.held
-    report |= precision_report(choice.precisions, groups)
-    if family.noise is None:
-        return Selection(family.curvature, family.jacobians, choice.precisions, point.evidence, point.loglik, report)
-    if choice.report["hyper_status"] == "diverged":  # the noise keeps its start value too
-        beta, loglik = 1.0, point.at(choice.precisions)[0]
-        evidence = float(log_evidence(*point.at(choice.precisions), family.curvature, choice.precisions))
-    else:
-        evidence = point.evidence
-        beta, loglik = family.noise.settled(choice.precisions, point.at)
+def _parts(family: PriorFamily, point: EvidencePoint) -> _Parts:
+    precisions = point.choice.precisions
+    facts: dict[str, Any] = {"hyper_family": family.name}
+    if family.name == "g":
+        facts["held_for_want_of_curvature"] = family.prior.held
+    facts |= precision_facts(precisions, family.curvature.groups)
+    if isinstance(point.evidence, EvidenceWithNoise):
+        return _noisy_parts(family, point, point.evidence, facts)
+    loglik = point.evidence.log_likelihood(precisions)
+    return _Parts(family.curvature, family.jacobians, precisions, point.log_evidence, loglik, facts)
+
+
+def _noisy_parts(
+    family: PriorFamily, point: EvidencePoint, evidence: EvidenceWithNoise, facts: dict[str, Any]
+) -> _Parts:
+    """With the noise that belongs to the selected precisions; after a diverged search with the noise as trained."""
+    precisions, groups = point.choice.precisions, family.curvature.groups
+    with torch.no_grad():
+        if point.choice.status == "diverged":
+            beta, loglik = 1.0, evidence.inner.log_likelihood(precisions)
+            log_evidence = float(evidence.inner(precisions))
+        else:
+            beta, loglik = float(evidence.factor(precisions)), evidence.log_likelihood(precisions)
+            log_evidence = point.log_evidence
     network = with_noise(family.jacobians.network, beta)
     notes: tuple[str, ...] = ()
     if point.mode == "tangent" and (lost := loglik - log_likelihood(family.task, network)) > FAR_NATS:
         notes = (
-            "hyper.noise=evidence: the noise is that of the tangent model's optimum, and predictions lie around "
-            "the network's own outputs, which under it make the training targets "
-            f"{lost:.3g} nats less likely. Train to the optimum (schedule.epochs), or use method.mode=network",
+            "hyper.noise=evidence: the noise was selected at the tangent model's optimum, but predictions are centred "
+            "on the network's own outputs, and this noise makes the training targets "
+            f"{lost:.3g} nats less likely there. Train to the optimum (schedule.epochs), or use method.mode=network",
         )
-    if family.family != "g":  # λ of the g-prior stays what it is: diag(βH) is its unit
-        report |= precision_report(beta * choice.precisions, groups)
-    return Selection(
+    if family.name != "g":  # λ of the g-prior stays what it is: diag(βH) is its unit
+        facts = facts | precision_facts(beta * precisions, groups)
+    facts = facts | {
+        "noise": "evidence",
+        "noise_sigma": _sigma(network, family.task),
+        "noise_sigma_trained": _sigma(family.jacobians.network, family.task),
+    }
+    return _Parts(
         NoisyCurvature(family.curvature, beta),
         Jacobians.from_state(family.jacobians.state() | {"network": network}),
-        beta * choice.precisions,
-        evidence,
+        beta * precisions,
+        log_evidence,
         loglik,
-        report
-        | {
-            "noise": "evidence",
-            "noise_sigma": _sigma(network, family.task),
-            "noise_sigma_trained": _sigma(family.jacobians.network, family.task),
-        },
+        facts,
         notes,
     )
 
@@ -160,8 +186,8 @@ def _sigma(network: Network, task: Task) -> list[float]:
     return sigma.expand(task.spec.num_outputs).tolist()
 
 
-def precision_report(precisions: Tensor, groups: Sequence[Group]) -> dict[str, Any]:
-    """For the row: the one precision, that of each group by name, or of one a weight the quartiles."""
+def precision_facts(precisions: Tensor, groups: Sequence[Group]) -> dict[str, Any]:
+    """For the row: the one precision; of several, each group's by name; of one a weight, their quartiles."""
     if bool((precisions == precisions[0]).all()):
         return {"prior_precision": float(precisions[0])}
     if len(precisions) == len(groups):

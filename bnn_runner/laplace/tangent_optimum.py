@@ -19,11 +19,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from bnn_runner.curvature.base import WeightGaussian
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.products import Differentiated
 from bnn_runner.curvature.psd import Repairs, wide
 from bnn_runner.laplace import dual_tangent
-from bnn_runner.laplace.posterior import WeightGaussian
 from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.tasks import Task
 

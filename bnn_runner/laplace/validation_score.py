@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import Likelihood
+from bnn_runner.curvature.base import Curvature
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.psd import wide
 from bnn_runner.evaluation.closed_form import gaussian_log_prob
-from bnn_runner.laplace.evidence import Curvature
 from bnn_runner.laplace.posterior import SampledNetworks
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.rng import generator

@@ -64,7 +64,7 @@ class MacKayLoop:
 
     def choose(self, problem: PrecisionProblem) -> Choice:
         """The precisions that training ended with."""
-        return replace(Fixed().choose(problem), report={"hyper_status": "chosen in training"})
+        return replace(Fixed().choose(problem), status="chosen in training")
 
     def _retraining(self, schedule: Schedule) -> Schedule:
         epochs = self.retrain_epochs or schedule.epochs
@@ -94,7 +94,7 @@ class MacKayLoop:
         before = problem.start.clamp_min(self.low)  # a training prior of 0 has no logarithm
         move = float((chosen / before).log().abs().max())
         state.precisions |= dict(zip(problem.names, chosen.tolist(), strict=True))
-        state.settled = move <= self.tolerance
+        state.converged = move <= self.tolerance
         one = bool((chosen == chosen[0]).all())
         state.trace.append(
             {
@@ -103,7 +103,7 @@ class MacKayLoop:
                 "evidence_nats": float(problem.evidence(chosen[:1] if one else chosen)),
                 "effective_dimension": float(problem.effective_dimensions(chosen).sum()),
                 "largest_move": move,
-                "status": choice.report["hyper_status"],
+                "status": choice.status,
                 **{f"precision/{n}": v for n, v in zip(problem.names, chosen.tolist(), strict=True)},
             }
         )
@@ -121,5 +121,5 @@ class MacKayLoop:
                 f"hyper=mackay_loop: after {len(trace)} rounds a precision still moves by {last['largest_move']:.2g} "
                 "of a logarithm; raise hyper.rounds, or train longer"
             )
-            return "not settled", tuple(notes)
-        return "settled", tuple(notes)
+            return "not converged", tuple(notes)
+        return "converged", tuple(notes)

@@ -77,7 +77,7 @@ class Online:
 
     def choose(self, problem: PrecisionProblem) -> Choice:
         """The precisions that training ended with."""
-        return replace(Fixed().choose(problem), report={"hyper_status": "chosen in training"})
+        return replace(Fixed().choose(problem), status="chosen in training")
 
     def epochs(self, schedule: Schedule) -> int:
         return schedule.epochs

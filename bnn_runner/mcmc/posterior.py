@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import Likelihood, Network
+from bnn_runner.base import FitReport, Likelihood, Network
 from bnn_runner.mcmc.target import Layout, stacked_forward
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.rng import generator
@@ -61,7 +61,7 @@ class ChainPosterior:
     buffers: Tensors
     log_weights: Tensor
     likelihood: Likelihood
-    report: Mapping[str, Any]
+    report: FitReport
     treatment: Mapping[str, str]
     finite: ClassVar[bool] = False
 

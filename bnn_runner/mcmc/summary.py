@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnn_runner.base import FitReport
 from bnn_runner.mcmc.diagnostics import FEWEST, effective_draws, rhat
 from bnn_runner.mcmc.target import LogPosterior
 from bnn_runner.posteriors.function_diversity import diversity_notes, function_diversity
@@ -24,7 +25,7 @@ def functions(target: LogPosterior, weights: Tensor, x: Tensor) -> Tensor:
     return torch.stack([target.outputs(weights[:, m].to(target.dtype), inputs) for m in range(count)], 1).double()
 
 
-def summarise(target: LogPosterior, weights: Tensor, x: Tensor, classes: bool, remedy: str) -> dict[str, Any]:
+def summarise(target: LogPosterior, weights: Tensor, x: Tensor, classes: bool, remedy: str) -> FitReport:
     """R-hat and effective draws of the functions at points x, their spread, and notes; for the report.
 
     rhat is the largest over points and outputs (or log-probabilities of classes), ess the smallest, beside their
@@ -34,27 +35,27 @@ def summarise(target: LogPosterior, weights: Tensor, x: Tensor, classes: bool, r
     spread = function_diversity(outputs.flatten(0, 1), target.likelihood)
     values = (outputs.log_softmax(-1) if classes else outputs).flatten(2)
     mixing, effective = rhat(values).clamp_max(MOST_RHAT), effective_draws(values)
-    found: dict[str, Any] = {
+    worst = _or_none(mixing.nan_to_num(-1).max())
+    facts: dict[str, Any] = {
         "chains": weights.shape[0],
         "draws_kept": weights.shape[0] * weights.shape[1],
-        "rhat": _or_none(mixing.nan_to_num(-1).max()),
+        "rhat": worst,
         "rhat_median": _or_none(mixing.nanmedian()),
         "ess": _or_none(effective.nan_to_num(float("inf")).min()),
         "ess_median": _or_none(effective.nanmedian()),
         "function_diversity": spread,
-        "notes": diversity_notes(
-            spread, target.likelihood, "the chains have", "Raise method.step, or the length of the chains."
-        ),
     }
+    advice = "Raise method.step, or the length of the chains."
+    notes = diversity_notes(spread, target.likelihood, "the chains have", advice)
     if weights.shape[1] < FEWEST:
-        found["notes"].append(f"R-hat and effective draws need {FEWEST} draws a chain; there are {weights.shape[1]}")
-    elif found["rhat"] is not None and found["rhat"] > RHAT_LIMIT:
-        found["notes"].append(
-            f"the chains have not mixed: R-hat in function space is {found['rhat']:.2f} at its worst point (median "
-            f"{found['rhat_median']:.2f}; below {RHAT_LIMIT:g} is well), {found['ess']:.0f} effective draws there. "
+        notes.append(f"R-hat and effective draws need {FEWEST} draws a chain; there are {weights.shape[1]}")
+    elif worst is not None and worst > RHAT_LIMIT:
+        notes.append(
+            f"the chains have not mixed: R-hat in function space is {worst:.2f} at its worst point (median "
+            f"{facts['rhat_median']:.2f}; below {RHAT_LIMIT:g} is well), {facts['ess']:.0f} effective draws there. "
             + remedy
         )
-    return found
+    return FitReport(facts, tuple(notes))
 
 
 def _or_none(value: Tensor) -> float | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
-from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import RunFailed, UserError, raise_all
 from bnn_runner.rng import derive_seed
 from bnn_runner.tasks import Task, TaskSpec
@@ -96,7 +96,7 @@ class BBB:
     def needs(self) -> list[TrainingSpec]:
         return [TrainingSpec(0, trained=self.start == "map")]
 
-    def settled(self, task: Task, network: Network) -> BBB:
+    def decided(self, task: Task, network: Network) -> BBB:
         """As it is timed on a few points, on which the KL counts so much that the real rate could diverge."""
         return replace(self, lr=1e-12)
 
@@ -119,10 +119,11 @@ class BBB:
         for name in fit.mu:
             how = _HOW[self.estimator] if name in fit.hooked else "weight samples"
             treatment[name] = f"factorised Gaussian ({how})" if name in sigmas else "point estimate (method.norm=point)"
-        posterior = MeanField(fitted, sigmas, {}, treatment)
+        posterior = MeanField(fitted, sigmas, treatment=treatment)
         report = self._report(task, posterior, fit)
         if has_batchnorm:
-            report["notes"].append("batchnorm statistics: running averages of the variational training, for all draws")
+            note = "batchnorm statistics: running averages of the variational training, for all draws"
+            report = report.extended({}, [note])
         return replace(posterior, report=report)
 
     def begin(self, task: Task, network: Network, schedule: Schedule, seed: int, learn_noise: bool = True) -> Fit:
@@ -159,7 +160,7 @@ class BBB:
         return GaussianPrior(precision)
 
     @torch.no_grad()
-    def _report(self, task: Task, posterior: MeanField, fit: Fit) -> dict[str, Any]:
+    def _report(self, task: Task, posterior: MeanField, fit: Fit) -> FitReport:
         """The ELBO in nats of the data set (original target units): the mean over draws and its standard error."""
         seed = derive_seed(fit.seed, "elbo")
         logliks = torch.zeros(self.elbo_draws, dtype=torch.float64)
@@ -178,7 +179,7 @@ class BBB:
         note = f"ELBO {float(elbos.mean()):.2f} ± {error:.2f} nats for the data set (KL {float(kls.mean()):.2f})"
         if self.likelihood_temperature != 1:
             note += f"; fitted with the KL counted {self.likelihood_temperature:g} times"
-        return {
+        facts = {
             "elbo_nats": float(elbos.mean()),
             "elbo_standard_error": error,
             "expected_loglik_nats": float(logliks.mean()),
@@ -187,5 +188,5 @@ class BBB:
             "weights_with_spread": len(spread),
             "median_sigma": float(spread.median()),
             "last_epoch": fit.history[-1] if fit.history else {},
-            "notes": [note],
         }
+        return FitReport(facts, (note,))

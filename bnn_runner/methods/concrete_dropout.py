@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import raise_all
 from bnn_runner.posteriors.noisy_network import NoisePosterior, check_diversity
 from bnn_runner.tasks import Task, TaskSpec
@@ -81,7 +81,7 @@ class ConcreteNoise:
         return found
 
 
-def _told(rates: Mapping[str, float]) -> str:
+def _listed(rates: Mapping[str, float]) -> str:
     """Rates however small: `hidden.0 0.0001, out 4e-06`."""
     return ", ".join(f"{name} {p:.3g}" for name, p in rates.items())
 
@@ -128,10 +128,10 @@ class ConcreteDropout:
         for name in names:
             treatment[f"{name}.weight"] = "times a relaxed mask of its inputs at a learned rate"
             treatment[f"{name}.{LOGIT}"] = "learned rate (point estimate)"
-        report: dict[str, Any] = {"rates": rates, "notes": [f"learned dropout rates: {_told(rates)}"]}
+        report = FitReport({"rates": rates}, (f"learned dropout rates: {_listed(rates)}",))
         posterior = NoisePosterior(network, self.noise_transform, report, treatment)
         advice = (
-            f"The rates that were learned are {_told(rates)}: fitting the data has left no noise. Train for fewer "
+            f"The rates that were learned are {_listed(rates)}: fitting the data has left no noise. Train for fewer "
             "epochs (schedule.epochs), or take method=mc_dropout, whose rate is set."
         )
         check_diversity(posterior, task.train, advice)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.posteriors.networks import NetworkEnsemble, member_distances
 from bnn_runner.tasks import Task, TaskSpec
@@ -36,4 +36,5 @@ class Ensemble:
         distance = member_distances(networks)
         if len(networks) > 1 and distance == 0.0:
             raise RunFailed("all ensemble members have the same weights: their seeds are not distinct")
-        return NetworkEnsemble(tuple(networks), {"members": len(networks), "member_distance": distance})
+        report = FitReport({"members": len(networks), "member_distance": distance})
+        return NetworkEnsemble(tuple(networks), report)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.curvature.output_curvature import OutputCurvatureKind
 from bnn_runner.curvature.parameter_subset import HeldKind
 from bnn_runner.curvature.structures import Structure
@@ -74,8 +75,8 @@ class EnsembleLaplace:
     def needs(self) -> list[TrainingSpec]:
         return [TrainingSpec(member) for member in range(self.size)]
 
-    def settled(self, task: Task, network: Network) -> EnsembleLaplace:
-        return replace(self, structure=self._laplace().settled(task, network).structure)
+    def decided(self, task: Task, network: Network) -> EnsembleLaplace:
+        return replace(self, structure=self._laplace().decided(task, network).structure)
 
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> Mixture:
         distance = member_distances(networks)
@@ -84,22 +85,22 @@ class EnsembleLaplace:
         laplace, members = self._laplace(), []
         for m, network in enumerate(networks):
             seed = context.seed if m == 0 else derive_seed(context.seed, "member", m)
-            told = _told(context.progress, f"member {m + 1} of {len(networks)}, ")
-            members.append(laplace.fit(task, [network], replace(context, seed=seed, progress=told)))
-        reports = [dict(member.report) for member in members]
-        notes = [f"member {m}: {note}" for m, r in enumerate(reports) for note in r["notes"]]
-        report: dict[str, Any] = {
+            progress = _prefixed(context.progress, f"member {m + 1} of {len(networks)}, ")
+            members.append(laplace.fit(task, [network], replace(context, seed=seed, progress=progress)))
+        rows = [member.report.facts for member in members]
+        notes = [f"member {m}: {note}" for m, member in enumerate(members) for note in member.report.notes]
+        repairs: Counter[str] = Counter()
+        for member in members:
+            repairs.update(member.report.repairs)
+        facts: dict[str, Any] = {
             "members": len(members),
             "member_distance": distance,
-            "structure": reports[0]["structure"],
-            "evidence_over": f"{reports[0]['evidence_over']} of each member; a mixture has none of its own",
-            "member_evidence_nats": [r["evidence_nats"] for r in reports],
-            "member_prior_precision": [r["prior_precision"] for r in reports],
-            "member_newton_decrement_nats": [r["newton_decrement_nats"] for r in reports],
-            "hyper_status": ", ".join(dict.fromkeys(str(r["hyper_status"]) for r in reports)),
-            "repairs": {
-                k: sum(r["repairs"].get(k, 0) for r in reports) for k in {k for r in reports for k in r["repairs"]}
-            },
+            "structure": rows[0]["structure"],
+            "evidence_over": f"{rows[0]['evidence_over']} of each member; a mixture has none of its own",
+            "member_evidence_nats": [row["evidence_nats"] for row in rows],
+            "member_prior_precision": [row["prior_precision"] for row in rows],
+            "member_newton_decrement_nats": [row["newton_decrement_nats"] for row in rows],
+            "hyper_status": ", ".join(dict.fromkeys(row["hyper_status"] for row in rows)),
         }
         weights = torch.full((len(members),), 1 / len(members), dtype=torch.float64)
         if self.mixture == "validation":
@@ -110,13 +111,10 @@ class EnsembleLaplace:
             gain = f"{scores[1] - scores[0]:.3g} nats a point above equal weights"
             notes.append(f"mixture weights by {logs.shape[1]} validation points: {_listed(weights)} ({gain} there)")
         notes.insert(
-            0, f"log evidence of each member, {reports[0]['evidence_over']}: {_listed(report['member_evidence_nats'])}"
+            0, f"log evidence of each member, {rows[0]['evidence_over']}: {_listed(facts['member_evidence_nats'])}"
         )
-        report |= {
-            "mixture_weights": weights.tolist(),
-            "effective_members": float(1 / weights.square().sum()),
-            "notes": notes,
-        }
+        facts |= {"mixture_weights": weights.tolist(), "effective_members": float(1 / weights.square().sum())}
+        report = FitReport(facts, tuple(notes), repairs, members[0].report.cites)
         return Mixture(tuple(members), weights, report, members[0].treatment)
 
 
@@ -124,5 +122,5 @@ def _listed(values: Sequence[float] | torch.Tensor) -> str:
     return ", ".join(f"{float(v):.4g}" for v in values)
 
 
-def _told(progress: Callable[[str, int, int], None], prefix: str) -> Callable[[str, int, int], None]:
+def _prefixed(progress: Callable[[str, int, int], None], prefix: str) -> Callable[[str, int, int], None]:
     return lambda stage, done, total: progress(prefix + stage, done, total)

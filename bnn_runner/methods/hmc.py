@@ -128,27 +128,29 @@ class HMC:
         classes = task.spec.kind == "classification"
         remedy = "Raise method.draws, method.warmup or method.max_leapfrogs."
         points = probe_points(task.test, torch.float64)
-        report = {
+        divergences = int(run.divergences.sum())
+        facts = {
             "acceptance": run.acceptance.tolist(),
-            "divergences": int(run.divergences.sum()),
+            "divergences": divergences,
             "step": run.step.tolist(),
             "leapfrogs": run.leapfrogs.tolist(),
             "posterior_temperature": temperature,
             "log_posterior_mean": float(run.chains.values.mean()) * temperature,
             "draws_gigabytes": gigabytes,
-            **summarise(posterior, run.chains.weights, points, classes, remedy),
         }
-        if report["divergences"]:
+        notes = []
+        if divergences:
             after = self.chains * self.draws * self.thinning
-            report["notes"].append(
-                f"{report['divergences']} of {after} trajectories diverged (energy error above 1000 nats). Raise "
+            notes.append(
+                f"{divergences} of {after} trajectories diverged (energy error above 1000 nats). Raise "
                 "method.acceptance or method.warmup."
             )
         if float(run.acceptance.min()) < 0.5 * self.acceptance:
-            report["notes"].append(
+            notes.append(
                 f"a chain accepts {float(run.acceptance.min()):.0%} of its trajectories, far below "
                 f"method.acceptance={self.acceptance:g}: raise method.warmup."
             )
+        report = summarise(posterior, run.chains.weights, points, classes, remedy).extended(facts, notes)
         return ChainPosterior(
             module=reference.module,
             layout=posterior.layout,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
-from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.curvature.full import bytes_needed
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.curvature.low_rank import LowRankCurvature
 from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind, samples_problems
 from bnn_runner.curvature.parameter_subset import Basis, HeldKind, basis
 from bnn_runner.curvature.psd import Repairs
-from bnn_runner.curvature.structures import Fit, Structure, rule_of
+from bnn_runner.curvature.structures import BY_STRUCTURE, Fit, Structure, rule_of
 from bnn_runner.errors import raise_all
 from bnn_runner.laplace.evidence_point import Mode
 from bnn_runner.laplace.posterior import LinearisedLaplace, NetworkLaplace
@@ -109,7 +109,7 @@ class Laplace:
     def needs(self) -> list[TrainingSpec]:
         return [TrainingSpec(0)]
 
-    def settled(self, task: Task, network: Network) -> Laplace:
+    def decided(self, task: Task, network: Network) -> Laplace:
         if self.structure != "auto":
             return self
         return replace(self, structure=self._structure(task, Jacobians(network, self._basis(network, task).names)))
@@ -149,7 +149,7 @@ class Laplace:
             treatment |= dict.fromkeys(group.members, rule_of(structure, jacobians, group))
 
         assert context.hyper is not None
-        made = select_precisions(
+        selection = select_precisions(
             task,
             jacobians,
             chosen,
@@ -162,17 +162,15 @@ class Laplace:
             context.progress,
             network_validation_logliks if self.predict == "network" else validation_logliks,
         )
-        report: dict[str, Any] = {"structure": structure, "output_curvature": self.curvature, **made.report}
-        notes = made.notes
+        facts = {"structure": structure, "output_curvature": self.curvature, **selection.facts}
+        report = FitReport(facts, selection.notes, dict(repairs), BY_STRUCTURE.get(structure, ()))
         if isinstance(curvature, LowRankCurvature):
-            dropped, told = curvature.facts(made.chosen)
-            report, notes = report | dropped, [*notes, *told]
-        report |= {"repairs": dict(repairs), "notes": notes}
+            report = report.extended(*curvature.facts(selection.searched))
         kind = NetworkLaplace if self.predict == "network" else LinearisedLaplace
         return kind(
-            jacobians=made.jacobians,
-            gaussian=made.gaussian,
-            likelihood=made.jacobians.network.likelihood,
+            jacobians=selection.jacobians,
+            gaussian=selection.gaussian,
+            likelihood=selection.jacobians.network.likelihood,
             report=report,
             treatment=treatment,
         )

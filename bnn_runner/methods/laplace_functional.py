@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.curvature.full import FullCurvature
 from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
@@ -120,19 +120,19 @@ class LaplaceFunctional:
                 "or method.points=... with fewer points."
             )
         curvature = self._exact(rows, repairs) if exact else self._nystrom(task, rows, repairs, context)
-        made = select_precisions(task, jacobians, chosen, curvature, context.hyper, repairs)
+        selection = select_precisions(task, jacobians, chosen, curvature, context.hyper, repairs)
         facts: dict[str, Any] = {"structure": "functional", "form": "exact" if exact else "nystrom"}
         facts |= {"fit_points": len(task.train), "output_curvature": self.curvature}
-        notes = list(made.notes)
+        notes = list(selection.notes)
         if len(task.train) < total:
             notes.append(
                 f"the posterior is conditioned on {len(task.train)} of {total} training points (method.points), chosen "
                 "by the seed: it is wider than that of all of them"
             )
-        if isinstance(made.gaussian, NystromGaussian):
+        if isinstance(selection.gaussian, NystromGaussian):
             splits = [("train", task.train), *((f"ood/{n}", s) for n, s in task.ood.items())]
-            told = off_the_features(jacobians, made.gaussian, splits)
-            facts |= {"features": made.gaussian.vectors.shape[1], "pivots": len(curvature.pivots)}  # type: ignore[union-attr]
+            told = off_the_features(jacobians, selection.gaussian, splits)
+            facts |= {"features": selection.gaussian.vectors.shape[1], "pivots": len(curvature.pivots)}  # type: ignore[union-attr]
             facts["variance_off_the_features"] = {n: v[0] for n, v in told.items()}
             facts["variance_on_the_features"] = {n: v[1] for n, v in told.items()}
             words = ", ".join(f"{n} {off:.3g} (beside {on:.3g})" for n, (off, on) in told.items())
@@ -143,9 +143,9 @@ class LaplaceFunctional:
         rule = "full curvature, dual side" if exact else "Nyström features; no variance off them"
         return LinearisedLaplace(
             jacobians=jacobians,
-            gaussian=made.gaussian,
+            gaussian=selection.gaussian,
             likelihood=network.likelihood,
-            report={**facts, **made.report, "repairs": dict(repairs), "notes": notes},
+            report=FitReport({**facts, **selection.facts}, tuple(notes), dict(repairs)),
             treatment=chosen.treatment | dict.fromkeys(jacobians.names, rule),
         )
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind, samples_problems
@@ -154,15 +154,15 @@ class LaplaceSampled:
         spectrum = Spectrum(rows, context.seed, self.probes, self.lanczos_steps) if self.probes else None
         dtype = network.parameters[jacobians.names[0]].dtype
         plain = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
-        made = select_precisions(
+        selection = select_precisions(
             task, jacobians, chosen, plain, context.hyper, repairs,
             self.mode, self.tangent_tolerance, self.tangent_passes, context.progress,
         )  # fmt: skip
-        curvature = made.curvature
+        curvature = selection.curvature
         assert isinstance(curvature, SampledCurvature)
-        dimensions = curvature.dimension_samples(made.precisions).sum(1)
-        facts = curvature.facts(made.precisions)
-        notes = list(made.notes)
+        dimensions = curvature.dimension_samples(selection.precisions).sum(1)
+        facts = curvature.facts(selection.precisions)
+        notes = list(selection.notes)
         if isinstance(solver, Descent) and facts["sample_error_sd"] > LARGE_ERROR:
             notes.append(
                 f"gradient descent left draws off by up to {facts['sample_error_sd']:.2g} posterior standard "
@@ -175,24 +175,24 @@ class LaplaceSampled:
                 f"deviation (method.tolerance={self.tolerance}) after {self.passes} passes; raise method.passes, or "
                 "the prior precision"
             )
-        report: dict[str, Any] = {
+        known = dict(selection.facts)
+        if spectrum is None:
+            del known["evidence_nats"], known["evidence_over"]
+        row: dict[str, Any] = {
             "structure": "sampled",
             "output_curvature": self.curvature,
             "solver": "cg" if isinstance(solver, ConjugateGradients) else f"sgd ({self.sgd_passes} passes)",
             "samples": self.samples,
             "draws_solved": "on demand",
             **facts,
-            **made.report,
-            **self._evidence_error(curvature, made.precisions),
+            **known,
+            **self._evidence_error(curvature, selection.precisions),
             "effective_dimension_standard_error": float(dimensions.std()) / self.samples**0.5,
             "passes_over_data": round(rows.passes, 1),
-            "repairs": dict(repairs),
-            "notes": notes,
         }
-        if spectrum is None:
-            del report["evidence_nats"], report["evidence_over"]
+        report = FitReport(row, tuple(notes), dict(repairs))
         treatment = chosen.treatment | dict.fromkeys(jacobians.names, "full curvature, by sampling")
-        return SampledLaplace(jacobians, made.gaussian, network.likelihood, report, treatment)
+        return SampledLaplace(jacobians, selection.gaussian, network.likelihood, report, treatment)
 
     def _solver(self, rows: GGNOperator) -> Solver:
         cg = self.solver == "cg" or (self.solver == "auto" and (rows.keeps or len(rows) <= CG_UP_TO))

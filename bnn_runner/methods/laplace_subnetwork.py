@@ -107,12 +107,8 @@ class LaplaceSubnetwork:
             else rule
             for name, rule in posterior.treatment.items()
         }
-        report = {
-            **posterior.report,
-            "subnetwork": self._words(chosen),
-            "subnetwork_never_reached": chosen.never_reached,
-        }
-        return replace(posterior, report=report, treatment=treatment)
+        facts = {"subnetwork": self._words(chosen), "subnetwork_never_reached": chosen.never_reached}
+        return replace(posterior, report=posterior.report.extended(facts), treatment=treatment)
 
     def _words(self, chosen: Chosen) -> str:
         among = f" in {', '.join(self.modules)}" if self.modules else ""

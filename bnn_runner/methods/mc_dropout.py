@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictive, TrainingSpec
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.posteriors.noisy_network import NoisePosterior, check_diversity
@@ -131,7 +131,8 @@ class MCDropout:
         for name, p in rates.items():
             factor = "mask of its inputs" if self.kind == "bernoulli" else "Gaussian noise on its inputs"
             treatment[f"{name}.weight"] = f"times the {factor}, rate {p:g}; prior precision divided by {1 - p:g}"
-        posterior = NoisePosterior(network, self.noise_transform, {"noisy_layers": len(names)}, treatment)
+        report = FitReport({"noisy_layers": len(names)})
+        posterior = NoisePosterior(network, self.noise_transform, report, treatment)
         check_diversity(posterior, task.train, "Raise method.rate, or choose another network or method.where=all.")
         return self._with_chosen_noise(posterior, task, context) if self.noise == "validation" else posterior
 
@@ -151,11 +152,12 @@ class MCDropout:
             scores[multiple] = float(scaled.log_prob(outputs, targets).logsumexp(0).mean())
         best = max(scores, key=lambda m: scores[m])
         chosen = replace(posterior.network, likelihood=Gaussian(likelihood.log_noise + torch.tensor(best).log()))
-        report: dict[str, Any] = {**posterior.report, "noise_multiple": best}
+        notes = []
         if best in (min(scores), max(scores)):
-            note = f"the best noise, {best:g} times the trained one, lies at the edge of method.noise_multiples"
-            report["notes"] = [note + "; widen it"]
-        return replace(posterior, network=chosen, report=report)
+            notes.append(
+                f"the best noise, {best:g} times the trained one, lies at the edge of method.noise_multiples; widen it"
+            )
+        return replace(posterior, network=chosen, report=posterior.report.extended({"noise_multiple": best}, notes))
 
 
 def validation_outputs(

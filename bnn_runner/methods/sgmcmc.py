@@ -155,7 +155,7 @@ class StochasticGradientMCMC:
         classes = task.spec.kind == "classification"
         remedy = "Raise method.length or method.step, and read its uncertainty with care."
         x = probe_points(task.test, dtype)
-        report = {
+        facts = {
             "step_first": steps.at(0),
             "step_last": steps.at(total - 1),
             "learning_rate_first": steps.at(0) * count * (1.0 if self.dynamics == "hamiltonian" else 0.5),
@@ -165,10 +165,11 @@ class StochasticGradientMCMC:
             "posterior_temperature": self.posterior_temperature,
             "log_posterior_mean": float(chains.values.mean()),
             "draws_gigabytes": gigabytes,
-            **summarise(target, chains.weights, x, classes, remedy),
         }
+        notes = []
         if (have := len(kept) * self.chains) < self.keep // self.chains * self.chains:
-            report["notes"].append(f"{have} draws are kept of {self.keep}: the chains have no more steps that sample")
+            notes.append(f"{have} draws are kept of {self.keep}: the chains have no more steps that sample")
+        report = summarise(target, chains.weights, x, classes, remedy).extended(facts, notes)
         return ChainPosterior(
             module=reference.module,
             layout=target.layout,

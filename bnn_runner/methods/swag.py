@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import FitContext, HyperRule, Likelihood, Network, Predictive, TrainingSpec
+from bnn_runner.base import FitContext, FitReport, HyperRule, Likelihood, Network, Predictive, TrainingSpec
 from bnn_runner.curvature.sharpness import sharpness
 from bnn_runner.errors import raise_all
 from bnn_runner.posteriors.batchnorm import CleanInputs, batchnorm_layers, recomputed
@@ -39,7 +39,7 @@ class SWAGPosterior:
     members: tuple[PathMoments, ...]
     scale: float
     clean: CleanInputs | None
-    report: Mapping[str, Any] = field(default_factory=dict)
+    report: FitReport = field(default_factory=FitReport)
     treatment: Mapping[str, str] = field(default_factory=dict)
     finite: bool = False
 
@@ -172,7 +172,7 @@ class SWAG:
         rule = f"SWAG, diagonal and rank {rank}" if low_rank else "SWAG, diagonal"
         flat = [torch.cat([p.flatten() for p in n.parameters.values()]) for n in networks]
         moved = [float((m.mean - w).norm() / w.norm()) for m, w in zip(members, flat, strict=True)]
-        report: dict[str, Any] = {
+        facts = {
             "members": len(members),
             "collected": members[0].count,
             "rank": rank,
@@ -194,9 +194,9 @@ class SWAG:
                 "its drift. Lower schedule.batch_size"
             )
         treatment = dict.fromkeys(networks[0].parameters, f"{rule}, covariance times {scale:g}")
-        posterior = SWAGPosterior(tuple(networks), members, scale, clean, report, treatment)
+        posterior = SWAGPosterior(tuple(networks), members, scale, clean, treatment=treatment)
         x = probe_points(task.test, next(iter(networks[0].parameters.values())).dtype)
         spread = function_diversity(posterior.draws(SPREAD_DRAWS, context.seed)(x), posterior.likelihood)
         advice = "Raise method.lr, or lower schedule.batch_size, whose noise moves the path."
         notes += diversity_notes(spread, posterior.likelihood, "the path of SGD has", advice)
-        return replace(posterior, report={**report, "function_diversity": spread, "notes": notes})
+        return replace(posterior, report=FitReport({**facts, "function_diversity": spread}, tuple(notes)))

@@ -30,7 +30,8 @@ from bnn_runner.errors import UserError
 from bnn_runner.runtime.files import write_atomically, write_json
 
 TENSORS, FACTS = "posterior.safetensors", "posterior.json"
-FORMAT = 1
+FORMAT = 2
+"""2: a posterior's report is a `FitReport`."""
 
 
 @runtime_checkable
@@ -158,7 +159,12 @@ def load(
     try:
         facts = json.loads((folder / FACTS).read_bytes())
         data = (folder / TENSORS).read_bytes()
-        if facts["format"] != FORMAT or facts["digest"] != _digest(data):
+        if facts["format"] != FORMAT:
+            raise StoredElsewhere(
+                f"The posterior saved in {folder} has format {facts['format']}; this version reads {FORMAT}. "
+                "Run the cell again with save_posterior=true."
+            )
+        if facts["digest"] != _digest(data):
             raise ValueError(f"{TENSORS} is not the file that {FACTS} was written with")
         tensors = tensors_from_bytes(data)
     except FileNotFoundError as error:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Draws, Likelihood, Moments, Posterior
+from bnn_runner.base import Draws, FitReport, Likelihood, Moments, Posterior
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.rng import derive_seed
 from bnn_runner.tasks import Split
@@ -98,7 +97,7 @@ class Mixture:
 
     components: tuple[Posterior, ...]
     weights: Tensor
-    report: Mapping[str, Any] = field(default_factory=dict)
+    report: FitReport = field(default_factory=FitReport)
     treatment: Mapping[str, str] = field(default_factory=dict)
     finite: bool = False
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bnn_runner.base import Likelihood, Network
+from bnn_runner.base import FitReport, Likelihood, Network
 from bnn_runner.models.likelihoods import Categorical, Gaussian
 from bnn_runner.runtime.torch_state import evaluation_mode
 
@@ -55,7 +54,7 @@ class NetworkEnsemble:
     """A finite posterior of M equally weighted networks."""
 
     networks: tuple[Network, ...]
-    report: Mapping[str, Any] = field(default_factory=dict)
+    report: FitReport = field(default_factory=FitReport)
     finite: bool = True
 
     @property

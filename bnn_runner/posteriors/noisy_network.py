@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from bnn_runner.base import Likelihood, Network, NoiseTransform
+from bnn_runner.base import FitReport, Likelihood, Network, NoiseTransform
 from bnn_runner.errors import RunFailed
 from bnn_runner.rng import generator
 from bnn_runner.runtime.torch_state import evaluation_mode
@@ -73,7 +72,7 @@ class NoisePosterior:
 
     network: Network
     noise_transform: NoiseTransform
-    report: Mapping[str, Any] = field(default_factory=dict)
+    report: FitReport = field(default_factory=FitReport)
     treatment: Mapping[str, str] = field(default_factory=dict)
     finite: bool = False
 

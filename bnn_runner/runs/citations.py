@@ -9,13 +9,6 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("citations.bib")
 
-BY_STRUCTURE: dict[str, tuple[str, ...]] = {
-    "kfac": ("martens2015", "botev2017", "grosse2016"),
-    "ekfac": ("martens2015", "botev2017", "grosse2016", "george2018"),
-    "low_rank": ("halko2011", "gittens2016"),
-}
-"""Of the curvature structures that a posterior's report may name."""
-
 
 @cache
 def entries() -> dict[str, str]:
@@ -24,18 +17,18 @@ def entries() -> dict[str, str]:
     return {text.partition("{")[2].partition(",")[0].strip(): text.strip() for text in found if text.startswith("@")}
 
 
-def bibliography(components: Sequence[object], structure: str = "") -> str:
-    """BibTeX of the sources of the components in use and of the posterior's curvature structure, each once.
+def bibliography(components: Sequence[object], further: Sequence[str] = ()) -> str:
+    """BibTeX of the sources of the components in use, and of further ones, each once.
 
     A component names its sources by `cites: ClassVar[tuple[str, ...]]`, keys of `citations.bib`. A class of another
     package may give whole BibTeX entries in their place.
 
     Args:
         components: the data set, model, method, rule and metrics of a run; those without `cites` add nothing.
-        structure: the curvature structure that the posterior reports, "" for none.
+        further: keys that a fit reports (`FitReport.cites`), say those of its curvature structure.
     """
     keys: dict[str, None] = {}
     for component in components:
         keys |= dict.fromkeys(getattr(component, "cites", ()))
-    keys |= dict.fromkeys(BY_STRUCTURE.get(structure, ()))
+    keys |= dict.fromkeys(further)
     return "\n\n".join(entries().get(key, key) for key in keys) + "\n"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bnn_runner.base import FitContext, Network, Posterior, Settles
+from bnn_runner.base import DecidesBySize, FitContext, Network, Posterior
 from bnn_runner.evaluation.evaluate import evaluate
 from bnn_runner.experiment import Experiment
 from bnn_runner.hyper.fixed import Fixed
@@ -130,8 +130,8 @@ def _posterior_seconds(
         group = LaneTrainer(replace(config, noise_transform=spec.noise_transform), [Lane(small, i)], device)
         networks.append(group.network(0))
     method = experiment.method
-    if isinstance(method, Settles):
-        method = method.settled(task, networks[0])
+    if isinstance(method, DecidesBySize):
+        method = method.decided(task, networks[0])
     settings, begin = experiment.settings.eval, time.perf_counter()
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -148,7 +148,7 @@ def _posterior_seconds(
     except _LongFit as long:
         # Its draws are networks, as far as their cost goes: some copies of one stand for them.
         fit, predictive, num_draws = long.seconds, "draws", min(num_draws, 8)
-        posterior, share = NetworkEnsemble((networks[0],) * num_draws, {}), settings.num_draws / num_draws
+        posterior, share = NetworkEnsemble((networks[0],) * num_draws), settings.num_draws / num_draws
     middle = time.perf_counter()
     evaluate(small, posterior, predictive, num_draws, 0, settings.batch_size, max_ood=0)
     return fit, share * (time.perf_counter() - middle)

@@ -16,7 +16,7 @@ from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation import io as evaluation_store
 from bnn_runner.evaluation.evaluate import evaluate
 from bnn_runner.evaluation.temperature import Calibration, fit_temperature
-from bnn_runner.hyper.training_rule import told
+from bnn_runner.hyper.training_rule import training_facts
 from bnn_runner.loggers.finished import log_finished
 from bnn_runner.posteriors import io as posterior_store
 from bnn_runner.rng import derive_seed, generator
@@ -203,9 +203,7 @@ def _write(
         cell.write_history([n.history for n in networks], history)
         cell.write_tuning([n.tuning for n in networks])
         write_text(cell.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(experiment.config)))
-        write_text(
-            cell.folder / "citations.bib", bibliography(_components(cell_run), str(posterior.report.get("structure")))
-        )
+        write_text(cell.folder / "citations.bib", bibliography(_components(cell_run), posterior.report.cites))
         saved = _save_posterior(cell_run, posterior, session) if experiment.settings.save_posterior else {}
         if experiment.settings.figures:
             draw_figures(cell.folder, cell_run.task, posterior, experiment, evaluation, scores, networks)
@@ -216,14 +214,12 @@ def _write(
         *evaluation.notes,
         *session.shortening.notes(),
     ]
-    report = dict(posterior.report)
+    report = posterior.report
     if (rule := experiment.training_rule) is not None:
-        facts, told_of_training = told(rule, networks)
-        report = report | facts | {"notes": [*report.get("notes", []), *told_of_training]}
+        report = report.extended(*training_facts(rule, networks))
     if calibration is not None:
-        report["temperature"] = calibration.temperature
-        report["notes"] = [*report.get("notes", []), calibration.told()]
-    found: dict[str, Any] = {"report": report, "notes": notes, "headline": headline(scores), **saved}
+        report = report.extended({"temperature": calibration.temperature}, [calibration.note()])
+    found: dict[str, Any] = {"report": report.row(), "notes": notes, "headline": headline(scores), **saved}
     if pretrained:
         found["pretrained"] = list(pretrained)
     write_description(cell, _facts(cell_run, session) | found)
@@ -235,7 +231,7 @@ def _write(
         "training_points": len(cell_run.task.train),
         "weight_decay_of_the_prior": _weight_decays(networks, len(cell_run.task.train)),
         "treatment": dict(posterior.treatment),
-        "repairs": dict(posterior.report.get("repairs", {})),
+        "repairs": dict(posterior.report.repairs),
     }
     write_json(cell.folder / "provenance.json", provenance)
 

@@ -178,7 +178,7 @@ class LaneTrainer:
         clock, last_saved = time.perf_counter(), time.perf_counter()
         per_epoch = len(self.bounds)
         with self.at_work():
-            while state.step < self.total_steps and not (state.tuning is not None and state.tuning.settled):
+            while state.step < self.total_steps and not (state.tuning is not None and state.tuning.converged):
                 epoch, position = divmod(state.step, per_epoch)
                 begin, end = self.bounds[position]
                 nll = self.advance()

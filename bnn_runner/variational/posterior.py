@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Likelihood, Network
+from bnn_runner.base import FitReport, Likelihood, Network
 from bnn_runner.posteriors.networks import NetworkDraws
 from bnn_runner.rng import generator
 
@@ -24,7 +23,7 @@ class MeanField:
 
     network: Network
     sigmas: Mapping[str, Tensor]
-    report: Mapping[str, Any] = field(default_factory=dict)
+    report: FitReport = field(default_factory=FitReport)
     treatment: Mapping[str, str] = field(default_factory=dict)
     finite: bool = False
 

@@ -55,10 +55,14 @@ def test_evidence_and_covariance_are_those_of_the_leading_eigenpairs(kind: str, 
     torch.testing.assert_close(posterior.joint_covariance(task.test), expected, rtol=1e-6, atol=1e-9)
     squares = torch.cat([p.flatten() for p in network.parameters.values()]).square()
     log_det = float(torch.logdet(precision) - lam.log().sum())
-    evidence = posterior.report["train_loglik_nats"] - 0.5 * (float(lam @ squares) + log_det)
-    assert posterior.report["evidence_nats"] == pytest.approx(evidence, rel=1e-7)
-    assert posterior.report["trace_kept"] == pytest.approx(values[-rank:].sum() / values.sum(), rel=1e-7)
-    assert posterior.report["low_rank_passes"] == 0 if way == "whole" else posterior.report["low_rank_passes"] > 1
+    evidence = posterior.report.facts["train_loglik_nats"] - 0.5 * (float(lam @ squares) + log_det)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(evidence, rel=1e-7)
+    assert posterior.report.facts["trace_kept"] == pytest.approx(values[-rank:].sum() / values.sum(), rel=1e-7)
+    assert (
+        posterior.report.facts["low_rank_passes"] == 0
+        if way == "whole"
+        else posterior.report.facts["low_rank_passes"] > 1
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,12 +72,14 @@ def test_all_eigenpairs_are_the_full_curvature(kind: str, way: str) -> None:
     for rule in (Fixed(0.5), Evidence(family="layerwise")):
         full = Laplace(structure="full").fit(task, [network], context(rule))
         made = Laplace(structure="low_rank", rank=10**6).fit(task, [network], context(rule))
-        assert made.report["evidence_nats"] == pytest.approx(full.report["evidence_nats"], rel=1e-6)
+        assert made.report.facts["evidence_nats"] == pytest.approx(full.report.facts["evidence_nats"], rel=1e-6)
         torch.testing.assert_close(
             made.joint_covariance(task.test), full.joint_covariance(task.test), rtol=1e-4, atol=1e-7
         )
-        assert made.report["trace_kept"] == pytest.approx(1)
-        assert made.report["effective_dimension"] == pytest.approx(full.report["effective_dimension"], rel=1e-5)
+        assert made.report.facts["trace_kept"] == pytest.approx(1)
+        assert made.report.facts["effective_dimension"] == pytest.approx(
+            full.report.facts["effective_dimension"], rel=1e-5
+        )
 
 
 @pytest.mark.parametrize("exact_up_to", [3000, 0])
@@ -87,15 +93,15 @@ def test_what_is_dropped_makes_the_posterior_wider_and_is_bounded(
     full = Laplace(structure="full").fit(task, [network], context(Fixed(0.3)))
     for rank in (2, 15):
         made = Laplace(structure="low_rank", rank=rank).fit(task, [network], context(Fixed(0.3)))
-        excess = made.report["evidence_nats"] - full.report["evidence_nats"]
-        assert 0 < excess <= made.report["evidence_too_high_by_at_most_nats"] < 60 * excess
-        assert any("low rank" in note for note in made.report["notes"])
+        excess = made.report.facts["evidence_nats"] - full.report.facts["evidence_nats"]
+        assert 0 < excess <= made.report.facts["evidence_too_high_by_at_most_nats"] < 60 * excess
+        assert any("low rank" in note for note in made.report.notes)
         assert set(made.treatment.values()) == {"leading eigenpairs of the full curvature"}
         wider = made.joint_covariance(task.test) - full.joint_covariance(task.test)
         assert float(torch.linalg.eigvalsh(wider)[0]) > -1e-9
         values = torch.linalg.eigvalsh(dense_curvature(task, network))
         best = float(values[-rank:].sum() / values.sum())
-        assert 0.97 * best < made.report["trace_kept"] <= best + 1e-9
+        assert 0.97 * best < made.report.facts["trace_kept"] <= best + 1e-9
 
 
 def test_draws_have_the_covariance() -> None:

@@ -82,8 +82,8 @@ def test_what_is_held_stays_and_the_rest_is_the_smaller_posterior(hold: Any) -> 
     held = set().union(*(of_kind(network, kind) for kind in hold))
     assert {n for n, rule in part.treatment.items() if "held at MAP (method.hold=" in rule} == held
     assert set(part.treatment) == set(network.parameters)
-    assert part.report["evidence_over"] == f"all weights but {' and '.join(hold)}"
-    assert part.report["notes"] == [n for n in part.report["notes"] if "hold" not in n]
+    assert part.report.facts["evidence_over"] == f"all weights but {' and '.join(hold)}"
+    assert not any("hold" in note for note in part.report.notes)
 
     def precision(posterior: Any) -> Tensor:
         size = sum(posterior.jacobians.sizes().values())
@@ -91,14 +91,14 @@ def test_what_is_held_stays_and_the_rest_is_the_smaller_posterior(hold: Any) -> 
 
     keep = torch.cat([torch.full((p.numel(),), n not in held) for n, p in network.parameters.items()])
     torch.testing.assert_close(precision(part), precision(whole)[keep][:, keep], rtol=1e-6, atol=1e-7)
-    assert part.report["weights_in_basis"] == int(keep.sum())
+    assert part.report.facts["weights_in_basis"] == int(keep.sum())
 
 
 def test_a_kind_that_is_not_there_is_told_and_nothing_left_is_refused() -> None:
     task = make_task("classification", (3,), 3, num_train=9)
     network = make_network(MLP(hidden=(4,)), task)
     posterior = Laplace(structure="kfac", hold=("attention",)).fit(task, [network], context(Fixed()))
-    assert any("method.hold=attention" in note for note in posterior.report["notes"])
+    assert any("method.hold=attention" in note for note in posterior.report.notes)
     only_bias = replace(network, parameters={n: p for n, p in network.parameters.items() if n.endswith("bias")})
     with pytest.raises(RunFailed, match=r"method\.hold"):
         Laplace(hold=("bias",)).fit(task, [only_bias], context(Fixed()))

@@ -50,8 +50,8 @@ def test_block_is_the_exact_block_of_each_layer(kind: str) -> None:
     torch.testing.assert_close(posterior.joint_covariance(task.test), rows @ covariance @ rows.T, rtol=1e-8, atol=1e-10)
     log_det = sum(float(torch.logdet(b / 0.5 + torch.eye(len(b)).double())) for b in blocks.values())
     squares = sum(float(p.square().sum()) for p in network.parameters.values())
-    expected = posterior.report["train_loglik_nats"] - 0.5 * (0.5 * squares + log_det)
-    assert posterior.report["evidence_nats"] == pytest.approx(expected, rel=1e-9)
+    expected = posterior.report.facts["train_loglik_nats"] - 0.5 * (0.5 * squares + log_det)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(expected, rel=1e-9)
     assert set(posterior.treatment.values()) == {"own block (exact, by layer)"}
 
 
@@ -92,7 +92,7 @@ def test_joint_kronecker_factors_of_a_linear_model_are_its_whole_curvature() -> 
     for structure in ("kfac", "ekfac"):
         method = Laplace(structure=structure, bias="joint")  # type: ignore[arg-type]
         posterior = method.fit(exact.task, [exact.network], context(Fixed()))
-        assert posterior.report["evidence_nats"] == pytest.approx(exact.evidence(), rel=1e-9)
+        assert posterior.report.facts["evidence_nats"] == pytest.approx(exact.evidence(), rel=1e-9)
         _, covariance = exact.predictive(exact.task.test.inputs)
         torch.testing.assert_close(posterior.joint_covariance(exact.task.test), covariance, rtol=1e-7, atol=1e-10)
         draws = posterior.draws(4000, 0)(exact.task.test.inputs)[..., 0]
@@ -160,9 +160,9 @@ def test_the_sampled_fisher_is_one_and_the_same_however_the_data_are_cut(monkeyp
     whole = method.fit(task, [network], context(Fixed()))
     monkeypatch.setattr(Jacobians, "batch_size", lambda *_, **__: 7)
     parts = method.fit(task, [network], context(Fixed()))
-    assert whole.report["evidence_nats"] == pytest.approx(parts.report["evidence_nats"], rel=1e-12)
+    assert whole.report.facts["evidence_nats"] == pytest.approx(parts.report.facts["evidence_nats"], rel=1e-12)
     other = method.fit(task, [network], replace(context(Fixed()), seed=1))
-    assert abs(other.report["evidence_nats"] - whole.report["evidence_nats"]) > 1e-3
+    assert abs(other.report.facts["evidence_nats"] - whole.report.facts["evidence_nats"]) > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
@@ -187,7 +187,7 @@ def test_the_newton_decrement_is_what_the_log_posterior_would_gain() -> None:
     """Exact where the log posterior is quadratic. Planted bugs: the prior's gradient left out, mean for sum, no ½."""
     exact = linear_gaussian()
     at_optimum = Laplace(structure="full").fit(exact.task, [exact.network], context(Fixed()))
-    assert at_optimum.report["newton_decrement_nats"] < 1e-18 and at_optimum.report["notes"] == []
+    assert at_optimum.report.facts["newton_decrement_nats"] < 1e-18 and at_optimum.report.notes == ()
     moved = {n: p + 0.3 for n, p in exact.network.parameters.items()}
     network = replace(exact.network, parameters=moved)
     y = exact.task.train.targets
@@ -199,10 +199,10 @@ def test_the_newton_decrement_is_what_the_log_posterior_would_gain() -> None:
 
     posterior = Laplace(structure="full").fit(exact.task, [network], context(Fixed()))
     gap = log_posterior(exact.network) - log_posterior(network)
-    assert posterior.report["newton_decrement_nats"] == pytest.approx(gap, rel=1e-9)
-    assert any("Newton decrement" in note for note in posterior.report["notes"])
+    assert posterior.report.facts["newton_decrement_nats"] == pytest.approx(gap, rel=1e-9)
+    assert any("Newton decrement" in note for note in posterior.report.notes)
     other = Laplace(structure="kfac", bias="joint").fit(exact.task, [network], context(Fixed()))
-    assert other.report["newton_decrement_nats"] == pytest.approx(gap, rel=1e-8)
+    assert other.report.facts["newton_decrement_nats"] == pytest.approx(gap, rel=1e-8)
 
 
 def test_the_newton_decrement_uses_the_chosen_precisions_and_the_basis() -> None:
@@ -227,7 +227,7 @@ def test_the_newton_decrement_uses_the_chosen_precisions_and_the_basis() -> None
     )
     hessian = dense_curvature(task, network)[start:, start:] + torch.diag(lam)
     expected = 0.5 * float(gradient @ torch.linalg.solve(hessian, gradient))
-    assert posterior.report["newton_decrement_nats"] == pytest.approx(expected, rel=1e-7)
+    assert posterior.report.facts["newton_decrement_nats"] == pytest.approx(expected, rel=1e-7)
 
 
 # ------------------------------------------------------------------------------------------- fixed point
@@ -242,9 +242,9 @@ def test_the_fixed_point_is_the_optimum_of_the_gradient(structure: Any, family: 
     problem = problem_of(Laplace(structure=structure), task, network)
     climbed = Evidence(family=family).choose(problem)
     settled = FixedPoint(family=family, tolerance=1e-9, steps=2000).choose(problem)
-    assert climbed.report["hyper_status"] == settled.report["hyper_status"]
-    assert settled.report["hyper_gradient"] < 1e-6
-    if climbed.report["hyper_status"] == "converged":
+    assert climbed.status == settled.status
+    assert settled.facts["hyper_gradient"] < 1e-6
+    if climbed.status == "converged":
         torch.testing.assert_close(settled.precisions.log(), climbed.precisions.log(), atol=1e-3, rtol=0)
     assert float(problem.evidence(settled.precisions)) == pytest.approx(
         float(problem.evidence(climbed.precisions)), abs=1e-4
@@ -269,12 +269,12 @@ def test_a_fixed_point_that_runs_away_says_so_and_keeps_its_start() -> None:
     task, network = small("regression")
     zero = replace(network, parameters={n: torch.zeros_like(p) for n, p in network.parameters.items()})
     posterior = Laplace(structure="kfac").fit(task, [zero], context(FixedPoint()))
-    assert posterior.report["hyper_status"] == "at bound"
-    assert posterior.report["prior_precision"] == pytest.approx(0.7)
+    assert posterior.report.facts["hyper_status"] == "at bound"
+    assert posterior.report.facts["prior_precision"] == pytest.approx(0.7)
     some = replace(network, parameters=network.parameters | {"hidden.1.weight": torch.zeros(4, 5, dtype=torch.float64)})
     posterior = Laplace(structure="kfac").fit(task, [some], context(FixedPoint(family="layerwise")))
-    assert posterior.report["prior_precisions"]["hidden.1.weight"] == pytest.approx(0.7)
-    assert any("hidden.1.weight" in note for note in posterior.report["notes"])
+    assert posterior.report.facts["prior_precisions"]["hidden.1.weight"] == pytest.approx(0.7)
+    assert any("hidden.1.weight" in note for note in posterior.report.notes)
 
 
 def test_settings_without_effect_and_unequal_precisions_in_a_block_are_refused() -> None:

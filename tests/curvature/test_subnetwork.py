@@ -34,8 +34,8 @@ def test_the_posterior_is_that_of_the_chosen_weights(kind: str, structure: Any, 
     method = LaplaceSubnetwork(num_weights=0.4, select=select, structure=structure)
     posterior = method.fit(task, [network], context(Fixed(0.5)))
     index = places(network, posterior.jacobians)
-    assert len(index) == round(0.4 * network.num_parameters) == posterior.report["weights_in_basis"]
-    assert posterior.report["evidence_over"].startswith(f"{len(index)} of {network.num_parameters} weights")
+    assert len(index) == round(0.4 * network.num_parameters) == posterior.report.facts["weights_in_basis"]
+    assert posterior.report.facts["evidence_over"].startswith(f"{len(index)} of {network.num_parameters} weights")
     curvature = dense_curvature(task, network)[index][:, index]
     if structure == "diag":
         curvature = torch.diag(curvature.diagonal())
@@ -45,8 +45,8 @@ def test_the_posterior_is_that_of_the_chosen_weights(kind: str, structure: Any, 
     torch.testing.assert_close(posterior.joint_covariance(task.test), expected, rtol=1e-8, atol=1e-11)
     penalty = 0.5 * float(flat(network)[index].square().sum())
     log_det = float(torch.logdet(precision / 0.5))
-    evidence = posterior.report["train_loglik_nats"] - 0.5 * (penalty + log_det)
-    assert posterior.report["evidence_nats"] == pytest.approx(evidence, rel=1e-9)
+    evidence = posterior.report.facts["train_loglik_nats"] - 0.5 * (penalty + log_det)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(evidence, rel=1e-9)
     draws = posterior.draws(4000, 1)(task.test.inputs).flatten(1)
     variance = expected.diagonal()
     assert float(((draws.var(0) - variance) / (variance * (2 / 4000) ** 0.5)).abs().max()) < 5
@@ -65,8 +65,8 @@ def test_the_chosen_weights_have_the_largest_variances_and_none_is_dead() -> Non
     index = places(network, posterior.jacobians)
     assert set(index.tolist()) == set(variance.topk(30).indices.tolist())
     hidden = network.parameters["hidden.0.weight"].shape[0]
-    assert posterior.report["subnetwork_never_reached"] == hidden
-    assert any("dead" in note for note in posterior.report["notes"])
+    assert posterior.report.facts["subnetwork_never_reached"] == hidden
+    assert any("dead" in note for note in posterior.report.notes)
     every = LaplaceSubnetwork(num_weights=10**6, modules=("hidden.0", "out")).fit(task, [network], context())
     assert not any(n.startswith("hidden.1") for n in every.jacobians.names)
 
@@ -77,7 +77,7 @@ def test_modules_by_name_and_what_is_refused() -> None:
     posterior = LaplaceSubnetwork(num_weights=None, modules=("out", "hidden.0.bias")).fit(task, [network], context())
     sizes = {n: network.parameters[n].numel() for n in ("hidden.0.bias", "out.weight", "out.bias")}
     assert posterior.jacobians.sizes() == sizes
-    assert posterior.report["evidence_over"].endswith("weights, all in out, hidden.0.bias")
+    assert posterior.report.facts["evidence_over"].endswith("weights, all in out, hidden.0.bias")
     assert posterior.treatment["hidden.0.weight"] == "held at MAP (outside the basis)"
     n = sizes["out.weight"]
     assert posterior.treatment["out.weight"] == f"full curvature over {n} of its {n} weights, the rest held at MAP"
@@ -110,9 +110,9 @@ def test_tangent_mode_and_rules_work_on_the_chosen_weights() -> None:
     for rule in (Evidence(), FixedPoint(tolerance=1e-9)):
         method = LaplaceSubnetwork(num_weights=15, mode="tangent")
         posterior = method.fit(task, [network], context(rule))
-        assert posterior.report["tangent_gradient"] < 1e-6 and posterior.report["tangent_settled"]
-        assert posterior.report["scale_invariant"] == []
-        found[type(rule)] = posterior.report["evidence_nats"]
+        assert posterior.report.facts["tangent_gradient"] < 1e-6 and posterior.report.facts["tangent_settled"]
+        assert posterior.report.facts["scale_invariant"] == []
+        found[type(rule)] = posterior.report.facts["evidence_nats"]
     assert found[Evidence] == pytest.approx(found[FixedPoint], abs=1e-4)
     normed = make_network(MLP(hidden=(5, 4), norm="layer"), task)
-    assert LaplaceSubnetwork(num_weights=15).fit(task, [normed], context()).report["scale_invariant"] == []
+    assert LaplaceSubnetwork(num_weights=15).fit(task, [normed], context()).report.facts["scale_invariant"] == []

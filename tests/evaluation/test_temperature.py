@@ -119,7 +119,7 @@ def test_every_predictive_gains_on_the_validation_part(method: str) -> None:
         assert loglik is not None
         mixture = (loglik + torch.log_softmax(made_at.log_weights, 0).unsqueeze(-1)).logsumexp(0)
         assert float(mixture.mean()) == pytest.approx(value, abs=1e-9)
-    assert found.after > found.before and f"{found.temperature:.4g}" in found.told()
+    assert found.after > found.before and f"{found.temperature:.4g}" in found.note()
     assert isinstance(posterior, ClosedForm) or made.predictive == "draws"
 
 

@@ -29,12 +29,12 @@ def test_em_ends_where_the_fixed_point_and_the_gradient_end(structure: Any, fami
     expected = EM(family=family).choose(problem)
     settled = FixedPoint(family=family, tolerance=1e-9, steps=2000).choose(problem)
     climbed = Evidence(family=family).choose(problem)
-    assert expected.report["hyper_status"] == settled.report["hyper_status"] == climbed.report["hyper_status"]
+    assert expected.status == settled.status == climbed.status
     torch.testing.assert_close(expected.precisions.log(), settled.precisions.log(), atol=1e-5, rtol=0)
-    if climbed.report["hyper_status"] == "converged":
+    if climbed.status == "converged":
         torch.testing.assert_close(expected.precisions.log(), climbed.precisions.log(), atol=1e-3, rtol=0)
-        assert expected.report["hyper_gradient"] < 1e-4
-    assert expected.report["hyper_iterations"] < 400
+        assert expected.facts["hyper_gradient"] < 1e-4
+    assert expected.facts["hyper_iterations"] < 400
 
 
 def test_an_em_step_is_the_expected_square_and_raises_the_evidence() -> None:
@@ -59,8 +59,8 @@ def test_em_by_samples_ends_near_the_exact_one_and_says_how_many() -> None:
     task = make_task("regression", (3,), 1, num_train=40)
     network = make_network(MLP(hidden=(6,)), task)
     method = LaplaceSampled(samples=64, probes=0, tolerance=1e-4)
-    by_samples = method.fit(task, [network], context(EM())).report
-    exact = Laplace(structure="full").fit(task, [network], context(EM())).report
+    by_samples = method.fit(task, [network], context(EM())).report.facts
+    exact = Laplace(structure="full").fit(task, [network], context(EM())).report.facts
     assert by_samples["em_e_step"] == "64 posterior samples" and exact["em_e_step"] == "exact moments"
     error = by_samples["effective_dimension_standard_error"] / by_samples["effective_dimension"]
     ratio = torch.log(torch.tensor(by_samples["prior_precision"] / exact["prior_precision"]))
@@ -71,11 +71,11 @@ def test_em_that_runs_away_keeps_its_start_and_bad_settings_are_refused() -> Non
     task, network = small("regression")
     some = replace(network, parameters=network.parameters | {"hidden.1.weight": torch.zeros(4, 5, dtype=torch.float64)})
     posterior = Laplace(structure="kfac").fit(task, [some], context(EM(family="layerwise")))
-    assert posterior.report["hyper_status"] == "at bound"
-    assert posterior.report["prior_precisions"]["hidden.1.weight"] == pytest.approx(0.7)
-    assert any("hidden.1.weight" in note for note in posterior.report["notes"])
+    assert posterior.report.facts["hyper_status"] == "at bound"
+    assert posterior.report.facts["prior_precisions"]["hidden.1.weight"] == pytest.approx(0.7)
+    assert any("hidden.1.weight" in note for note in posterior.report.notes)
     short = Laplace(structure="kfac").fit(task, [network], context(EM(steps=3)))
-    assert short.report["hyper_status"] == "not converged"
+    assert short.report.facts["hyper_status"] == "not converged"
     with pytest.raises(UserError, match="tolerance") as refused:
         EM(steps=0, tolerance=0.0)
     assert len(refused.value.problems) == 2

@@ -127,9 +127,11 @@ def test_evidence_and_covariance_agree(case: str, structure: str) -> None:
 
     shift = len(task.train) * float(task.target_scale.log().sum())  # ours is in original target units
     peer_evidence = float(peer.log_marginal_likelihood()) - shift
-    if task.spec.kind == "regression" and posterior.report["evidence_over"] == "all weights":
-        assert posterior.report["train_loglik_nats"] == pytest.approx(float(peer.log_likelihood) - shift, rel=1e-5)
-    assert posterior.report["evidence_nats"] == pytest.approx(peer_evidence, rel=1e-5)
+    if task.spec.kind == "regression" and posterior.report.facts["evidence_over"] == "all weights":
+        assert posterior.report.facts["train_loglik_nats"] == pytest.approx(
+            float(peer.log_likelihood) - shift, rel=1e-5
+        )
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(peer_evidence, rel=1e-5)
 
     x = task.test.inputs
     moments = posterior.moments(x)
@@ -147,8 +149,8 @@ def test_the_evidence_optimum_agrees(structure: str) -> None:
     method, subset, peer_structure = STRUCTURES[structure]
     task, network, peer_net = _setup("mlp classes")
     posterior = method.fit(task, [network], context(Evidence()))
-    assert posterior.report["hyper_status"] == "converged"
-    ours = posterior.report["prior_precision"]
+    assert posterior.report.facts["hyper_status"] == "converged"
+    ours = posterior.report.facts["prior_precision"]
     peer = _peer(task, network, peer_net, subset, peer_structure, ours)
     at_optimum = float(peer.log_marginal_likelihood(prior_precision=torch.tensor(ours, dtype=torch.float64)))
     for factor in (0.9, 1.1):
@@ -156,7 +158,7 @@ def test_the_evidence_optimum_agrees(structure: str) -> None:
             float(peer.log_marginal_likelihood(prior_precision=torch.tensor(ours * factor, dtype=torch.float64)))
             < at_optimum
         )
-    assert posterior.report["evidence_nats"] == pytest.approx(at_optimum, rel=1e-5)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(at_optimum, rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -170,7 +172,7 @@ def test_subnetworks_agree(case: str, structure: Any) -> None:
     assert torch.equal(peer.backend.subnetwork_indices.sort().values, places(network, posterior.jacobians))
     shift = len(task.train) * float(task.target_scale.log().sum())
     evidence = float(peer.log_marginal_likelihood()) - shift
-    assert posterior.report["evidence_nats"] == pytest.approx(evidence, rel=1e-5)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(evidence, rel=1e-5)
     moments = posterior.moments(task.test.inputs)
     _, covariance = peer._glm_predictive_distribution(task.test.inputs)
     expected = covariance.detach().reshape(moments.covariance.shape)
@@ -208,7 +210,7 @@ def test_low_rank_agrees_given_the_eigenpairs(case: str, monkeypatch: pytest.Mon
     for name in ("mean", "n_data", "loss", "n_outputs"):
         setattr(peer, name, getattr(reference, name))
     evidence = float(peer.log_marginal_likelihood()) - len(task.train) * float(task.target_scale.log().sum())
-    assert posterior.report["evidence_nats"] == pytest.approx(evidence, rel=1e-5)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(evidence, rel=1e-5)
     moments = posterior.moments(task.test.inputs)
     _, covariance = peer._glm_predictive_distribution(task.test.inputs)
     expected = covariance.detach().reshape(moments.covariance.shape)

@@ -40,7 +40,7 @@ def test_exact_draws_and_moments_are_those_of_the_full_curvature(kind: str) -> N
     a, b = posterior.moments(task.test.inputs), full.moments(task.test.inputs)
     torch.testing.assert_close(a.covariance, b.covariance, rtol=1e-8, atol=1e-10)
     for name in ("evidence_nats", "effective_dimension", "newton_decrement_nats"):
-        assert posterior.report[name] == pytest.approx(full.report[name], rel=1e-8)
+        assert posterior.report.facts[name] == pytest.approx(full.report.facts[name], rel=1e-8)
 
 
 def test_a_subset_of_the_data_is_the_posterior_of_these_points_alone() -> None:
@@ -53,9 +53,9 @@ def test_a_subset_of_the_data_is_the_posterior_of_these_points_alone() -> None:
     torch.testing.assert_close(
         posterior.moments(task.test.inputs).covariance, full.moments(task.test.inputs).covariance, rtol=1e-8, atol=0
     )
-    assert posterior.report["evidence_nats"] == pytest.approx(full.report["evidence_nats"], rel=1e-9)
-    assert posterior.report["evidence_over"] == "all weights; 8 of 20 training points"
-    assert any("8 of 20 training points" in note for note in posterior.report["notes"])
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(full.report.facts["evidence_nats"], rel=1e-9)
+    assert posterior.report.facts["evidence_over"] == "all weights; 8 of 20 training points"
+    assert any("8 of 20 training points" in note for note in posterior.report.notes)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kernel", "subspace iteration"])
@@ -82,12 +82,12 @@ def test_nystrom_features_lack_the_prior_off_them_and_nothing_else(
     off = test - test @ right[:rank].T @ right[:rank]
     expected = full.joint_covariance(task.test) - off @ off.T
     torch.testing.assert_close(posterior.joint_covariance(task.test), expected, rtol=1e-5, atol=1e-6)
-    assert posterior.report["variance_off_the_features"]["train"] < 1e-6
+    assert posterior.report.facts["variance_off_the_features"]["train"] < 1e-6
     other = dense_jacobian(network, task.ood["other"].inputs) * scale.double().rsqrt()
     missing = (other - other @ right[:rank].T @ right[:rank]).square().sum(1).mean()
-    assert posterior.report["variance_off_the_features"]["ood/other"] == pytest.approx(float(missing), rel=1e-4)
-    assert posterior.report["evidence_nats"] == pytest.approx(full.report["evidence_nats"], rel=1e-6)
-    assert any("variance off them" in note and "ood/other" in note for note in posterior.report["notes"])
+    assert posterior.report.facts["variance_off_the_features"]["ood/other"] == pytest.approx(float(missing), rel=1e-4)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(full.report.facts["evidence_nats"], rel=1e-6)
+    assert any("variance off them" in note and "ood/other" in note for note in posterior.report.notes)
 
 
 @pytest.mark.parametrize("pivots", [3, 100], ids=["pivots kept, rows not", "neither kept"])
@@ -113,11 +113,11 @@ def test_fewer_features_keep_less_variance_and_the_evidence_is_differentiable() 
         LaplaceFunctional(form="nystrom", features=r, pivots=10).fit(task, [network], context(Evidence()))
         for r in (2, 8, 20)
     ]
-    assert all(p.report["hyper_status"] == "converged" for p in made)
+    assert all(p.report.facts["hyper_status"] == "converged" for p in made)
     one = [
         LaplaceFunctional(form="nystrom", features=r, pivots=10).fit(task, [network], context(Fixed(1.0)))
         for r in (2, 8, 20)
     ]
     variances = [p.moments(task.test.inputs).covariance.diagonal(dim1=1, dim2=2).mean() for p in one]
-    missing = [p.report["variance_off_the_features"]["train"] for p in one]
+    missing = [p.report.facts["variance_off_the_features"]["train"] for p in one]
     assert variances == sorted(variances) and missing == sorted(missing, reverse=True)

@@ -140,7 +140,7 @@ def test_a_linear_gaussian_task_gives_the_exact_posterior(num_train: int, side: 
     """Planted bugs: N counted twice, σ for σ², the prior's normaliser left out, target units, means for sums."""
     exact = linear_gaussian(num_train)
     posterior = Laplace(structure="full").fit(exact.task, [exact.network], context(Fixed()))
-    assert posterior.report["evidence_nats"] == pytest.approx(exact.evidence(), rel=1e-10)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(exact.evidence(), rel=1e-10)
     x = exact.task.test.inputs
     mean, covariance = exact.predictive(x)
     moments = posterior.moments(x)
@@ -149,7 +149,7 @@ def test_a_linear_gaussian_task_gives_the_exact_posterior(num_train: int, side: 
     torch.testing.assert_close(posterior.joint_covariance(exact.task.test), covariance, rtol=1e-8, atol=1e-11)
     phi = exact.features(exact.task.train.inputs)
     spectrum = torch.linalg.eigvalsh(phi.T @ phi) / exact.sigma**2
-    assert posterior.report["effective_dimension"] == pytest.approx(
+    assert posterior.report.facts["effective_dimension"] == pytest.approx(
         float((spectrum / (spectrum + exact.precision)).sum()), rel=1e-8
     )
 
@@ -165,7 +165,7 @@ def test_another_precision_gives_the_evidence_at_the_same_weights(side: str) -> 
     precision = phi.T @ phi / exact.sigma**2 + 3.1 * torch.eye(5, dtype=torch.float64)
     gap = torch.cat([exact.network.parameters["out.weight"][0], exact.network.parameters["out.bias"]])
     gap = gap - torch.linalg.solve(precision, phi.T @ y[:, 0] / exact.sigma**2)
-    assert posterior.report["evidence_nats"] == pytest.approx(
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(
         other.evidence() - 0.5 * float(gap @ precision @ gap), rel=1e-10
     )
 
@@ -290,8 +290,8 @@ def test_the_full_posterior_is_the_inverse_of_the_dense_precision(kind: str, lay
     torch.testing.assert_close(posterior.joint_covariance(task.test), rows @ covariance @ rows.T, rtol=1e-7, atol=1e-10)
     weights = torch.cat([p.flatten() for p in network.parameters.values()])
     log_prior = 0.5 * (lam.log().sum() - (lam * weights.square()).sum())
-    expected = posterior.report["train_loglik_nats"] + log_prior - 0.5 * torch.logdet(curvature + torch.diag(lam))
-    assert posterior.report["evidence_nats"] == pytest.approx(float(expected), rel=1e-9)
+    expected = posterior.report.facts["train_loglik_nats"] + log_prior - 0.5 * torch.logdet(curvature + torch.diag(lam))
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(float(expected), rel=1e-9)
 
 
 @pytest.mark.parametrize("layerwise", [False, True])
@@ -304,8 +304,10 @@ def test_both_sides_of_the_full_curvature_are_one(layerwise: bool, monkeypatch: 
         monkeypatch.setattr(full, "side", lambda *_, word=word: word)
         made.append(Laplace(structure="full").fit(task, [network], context(Fixed())))
     primal, dual = made
-    assert primal.report["evidence_nats"] == pytest.approx(dual.report["evidence_nats"], rel=1e-9)
-    assert primal.report["effective_dimension"] == pytest.approx(dual.report["effective_dimension"], rel=1e-8)
+    assert primal.report.facts["evidence_nats"] == pytest.approx(dual.report.facts["evidence_nats"], rel=1e-9)
+    assert primal.report.facts["effective_dimension"] == pytest.approx(
+        dual.report.facts["effective_dimension"], rel=1e-8
+    )
     x = torch.cat([task.test.inputs, 10 * task.test.inputs])
     torch.testing.assert_close(primal.draws(6, 2)(x), dual.draws(6, 2)(x), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(primal.moments(x).covariance, dual.moments(x).covariance, rtol=1e-6, atol=1e-8)  # type: ignore[attr-defined]
@@ -325,7 +327,7 @@ class Spy:
 
     def choose(self, problem: PrecisionProblem) -> Choice:
         self.seen.append(problem)
-        return Choice(problem.start, {"hyper_status": "fixed"})
+        return Choice(problem.start, "fixed")
 
 
 def problem_of(method: Laplace, task: Task, network: Network, like: Evidence | None = None) -> PrecisionProblem:
@@ -356,7 +358,7 @@ def test_evidence_falls_as_the_structure_gets_coarser(kind: str) -> None:
     groups = each_tensor(tuple(sizes))
     tensors = BlockCurvature(groups, blocks, sizes, torch.float64, torch.device("cpu"))
     posterior = Laplace(structure="full").fit(task, [network], context(Fixed(0.7)))
-    loglik = posterior.report["train_loglik_nats"]
+    loglik = posterior.report.facts["train_loglik_nats"]
     squares = torch.stack([p.square().sum() for p in network.parameters.values()])
     values = [
         float(full_one.evidence(lam)),
@@ -365,7 +367,7 @@ def test_evidence_falls_as_the_structure_gets_coarser(kind: str) -> None:
         float(diag.evidence(lam)),
     ]
     assert all(finer > coarser + 1e-3 for finer, coarser in pairwise(values))
-    assert values[0] == pytest.approx(posterior.report["evidence_nats"], rel=1e-10)
+    assert values[0] == pytest.approx(posterior.report.facts["evidence_nats"], rel=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
@@ -375,8 +377,10 @@ def test_the_diagonal_is_that_of_the_full_curvature(kind: str) -> None:
     diagonal = dense_curvature(task, network).diagonal()
     squares = sum(float(p.square().sum()) for p in network.parameters.values())
     posterior = Laplace(structure="diag").fit(task, [network], context(Fixed(0.4)))
-    expected = posterior.report["train_loglik_nats"] - 0.5 * (0.4 * squares + float(torch.log1p(diagonal / lam).sum()))
-    assert posterior.report["evidence_nats"] == pytest.approx(expected, rel=1e-9)
+    expected = posterior.report.facts["train_loglik_nats"] - 0.5 * (
+        0.4 * squares + float(torch.log1p(diagonal / lam).sum())
+    )
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("case", ["one point, regression", "one point, classification", "linear model"])
@@ -403,8 +407,8 @@ def test_kfac_is_exact_where_it_must_be(case: str) -> None:
         start += size
     torch.testing.assert_close(posterior.joint_covariance(task.test), expected, rtol=1e-8, atol=1e-10)
     squares = sum(float(p.square().sum()) for p in network.parameters.values())
-    evidence = posterior.report["train_loglik_nats"] - 0.5 * (0.5 * squares + log_det)
-    assert posterior.report["evidence_nats"] == pytest.approx(evidence, rel=1e-9)
+    evidence = posterior.report.facts["train_loglik_nats"] - 0.5 * (0.5 * squares + log_det)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(evidence, rel=1e-9)
 
 
 METHODS = [Laplace(structure=s) for s in STRUCTURE_NAMES] + [Laplace(structure="full", weights="last_layer")]
@@ -454,7 +458,7 @@ def test_the_evidence_search_finds_the_best_precision_from_any_start(kind: str, 
     values = torch.stack([problem.evidence(v.reshape(1)).detach() for v in grid])
     best = float(grid[values.argmax()])
     choice = Evidence().choose(replace(problem, start=torch.full_like(problem.start, start)))
-    assert choice.report["hyper_status"] == "converged" and choice.notes == ()
+    assert choice.status == "converged" and choice.notes == ()
     assert float(choice.precisions[0]) == pytest.approx(best, rel=0.03)
     assert float(problem.evidence(choice.precisions[:1])) >= float(values.max()) - 1e-9
 
@@ -463,9 +467,9 @@ def test_layerwise_evidence_beats_one_precision() -> None:
     task, network = small("classification", num_train=30)
     one = Laplace(structure="full").fit(task, [network], context(Evidence()))
     each = Laplace(structure="full").fit(task, [network], context(Evidence(family="layerwise")))
-    assert each.report["hyper_status"] in ("converged", "at bound")
-    assert each.report["evidence_nats"] > one.report["evidence_nats"] + 0.1
-    assert len(set(each.report["prior_precisions"].values())) > 1
+    assert each.report.facts["hyper_status"] in ("converged", "at bound")
+    assert each.report.facts["evidence_nats"] > one.report.facts["evidence_nats"] + 0.1
+    assert len(set(each.report.facts["prior_precisions"].values())) > 1
 
 
 def test_a_precision_that_runs_to_a_bound_says_so_and_keeps_its_start() -> None:
@@ -473,16 +477,16 @@ def test_a_precision_that_runs_to_a_bound_says_so_and_keeps_its_start() -> None:
     task, network = small("regression")
     zero = replace(network, parameters={n: torch.zeros_like(p) for n, p in network.parameters.items()})
     posterior = Laplace(structure="kfac").fit(task, [zero], context(Evidence()))
-    assert posterior.report["hyper_status"] == "at bound"
-    assert posterior.report["prior_precision"] == pytest.approx(0.7)
-    assert any("bound" in note and "start" in note for note in posterior.report["notes"])
+    assert posterior.report.facts["hyper_status"] == "at bound"
+    assert posterior.report.facts["prior_precision"] == pytest.approx(0.7)
+    assert any("bound" in note and "start" in note for note in posterior.report.notes)
 
     some = replace(network, parameters=network.parameters | {"hidden.1.weight": torch.zeros(4, 5, dtype=torch.float64)})
     posterior = Laplace(structure="kfac").fit(task, [some], context(Evidence(family="layerwise")))
-    assert posterior.report["hyper_status"] == "at bound"
-    assert posterior.report["prior_precisions"]["hidden.1.weight"] == pytest.approx(0.7)
-    assert any("hidden.1.weight" in note for note in posterior.report["notes"])
-    assert posterior.report["prior_precisions"]["out.weight"] != pytest.approx(0.7)
+    assert posterior.report.facts["hyper_status"] == "at bound"
+    assert posterior.report.facts["prior_precisions"]["hidden.1.weight"] == pytest.approx(0.7)
+    assert any("hidden.1.weight" in note for note in posterior.report.notes)
+    assert posterior.report.facts["prior_precisions"]["out.weight"] != pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
@@ -517,15 +521,15 @@ def test_the_grid_picks_the_best_on_validation(structure: Any, kind: str, monkey
             loglik = probs.mean(0).log()
             errors.append(float((probs.std(0) / probs.mean(0)).mean()) / validation_score.VALIDATION_DRAWS**0.5)
         scores.append(float(loglik.mean()))
-    found, best = posterior.report["grid_best_validation_loglik"], max(range(9), key=scores.__getitem__)
+    found, best = posterior.report.facts["grid_best_validation_loglik"], max(range(9), key=scores.__getitem__)
     if kind == "classification":
-        chosen = values.index(pytest.approx(posterior.report["prior_precision"]))
+        chosen = values.index(pytest.approx(posterior.report.facts["prior_precision"]))
         assert scores[best] - scores[chosen] < 5 * errors[chosen] and abs(found - scores[chosen]) < 5 * errors[chosen]
         assert max(scores) - min(scores) > 6 * errors[chosen], "any choice would do"
         return
-    assert posterior.report["prior_precision"] == pytest.approx(values[best])
+    assert posterior.report.facts["prior_precision"] == pytest.approx(values[best])
     assert found == pytest.approx(scores[best], rel=1e-8)
-    assert posterior.report["hyper_status"] == ("at bound" if best in (0, 8) else "converged")
+    assert posterior.report.facts["hyper_status"] == ("at bound" if best in (0, 8) else "converged")
     assert len({round(s, 6) for s in scores}) == 9
 
 
@@ -553,8 +557,8 @@ def test_without_linearisation_the_grid_scores_draws_of_the_network(kind: str, m
         draws_of_tangent = Laplace(structure="full").fit(task, [network], rule).draws(4000, 7)
         tangent = network.likelihood.log_prob(draws_of_tangent(task.val.inputs), y).exp()
         linearised.append(float((tangent.mean(0).log() - task.target_scale.log().sum()).mean()))
-    chosen = next(i for i, v in enumerate(values) if v == pytest.approx(posterior.report["prior_precision"]))
-    found, best = posterior.report["grid_best_validation_loglik"], max(range(2), key=scores.__getitem__)
+    chosen = next(i for i, v in enumerate(values) if v == pytest.approx(posterior.report.facts["prior_precision"]))
+    found, best = posterior.report.facts["grid_best_validation_loglik"], max(range(2), key=scores.__getitem__)
     assert abs(found - scores[chosen]) < 5 * errors[chosen]
     assert scores[best] - scores[chosen] < 5 * errors[chosen]
     apart = abs(linearised[chosen] - scores[chosen])

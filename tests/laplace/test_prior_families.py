@@ -88,7 +88,7 @@ def test_noise_and_precision_are_those_of_the_exact_evidence(
     exact = linear_gaussian()
     precision, sigma, evidence = best_by_scipy(exact)
     posterior = Laplace(structure="full", mode="tangent").fit(exact.task, [moved(exact)], context(rule))
-    report = posterior.report
+    report = posterior.report.facts
     assert report["hyper_status"] == "converged"
     assert report["evidence_nats"] == pytest.approx(evidence, rel=1e-9)
     assert report["prior_precision"] == pytest.approx(precision, rel=1e-5)
@@ -102,7 +102,7 @@ def test_noise_and_precision_are_those_of_the_exact_evidence(
     assert float(posterior.likelihood.log_noise.exp()) == pytest.approx(float(at.sigma), rel=1e-12)
     assert posterior.draws(2, 0).likelihood is posterior.likelihood
     assert report["newton_decrement_nats"] > 1e-3 and report["effective_dimension"] < 5
-    assert any("nats less likely" in note for note in report["notes"]), "the network's own outputs misfit more"
+    assert any("nats less likely" in note for note in posterior.report.notes), "the network's own outputs misfit more"
 
 
 @pytest.mark.parametrize("structure", ["full", "kfac", "diag"])
@@ -112,7 +112,7 @@ def test_at_the_trained_weights_no_noise_and_precision_near_by_are_better(struct
     Planted bugs: noise of one output alone; a factor of σ where its square is meant."""
     task, network = small("regression", num_train=40)
     method = Laplace(structure=structure)
-    found = method.fit(task, [network], context(Evidence(family=family, noise="evidence"))).report
+    found = method.fit(task, [network], context(Evidence(family=family, noise="evidence"))).report.facts
     assert found["hyper_status"] == "converged" and found["hyper_gradient"] < 1e-3
     sigma = torch.tensor(found["noise_sigma"]).double() / task.target_scale
     names = problem_of(method, task, network).names
@@ -121,7 +121,7 @@ def test_at_the_trained_weights_no_noise_and_precision_near_by_are_better(struct
     def evidence(logs: Tensor) -> float:
         prior = {n: float(v * math.exp(float(logs[0]))) for n, v in chosen.items()}
         noisy = replace(network, likelihood=Gaussian(sigma.log() + logs[1]), prior_precision=prior)
-        return float(method.fit(task, [noisy], context(Fixed())).report["evidence_nats"])
+        return float(method.fit(task, [noisy], context(Fixed())).report.facts["evidence_nats"])
 
     here = evidence(torch.zeros(2))
     assert here == pytest.approx(found["evidence_nats"], rel=1e-9)
@@ -132,7 +132,7 @@ def test_at_the_trained_weights_no_noise_and_precision_near_by_are_better(struct
     ratios = sigma / network.likelihood.log_noise.exp()  # type: ignore[attr-defined]
     assert float(ratios[0]) == pytest.approx(float(ratios[1])) and abs(float(ratios[0]) - 1) > 0.05
     settled = method.fit(task, [network], context(FixedPoint(family=family, noise="evidence", steps=2000)))
-    assert settled.report["evidence_nats"] == pytest.approx(found["evidence_nats"], abs=1e-6)
+    assert settled.report.facts["evidence_nats"] == pytest.approx(found["evidence_nats"], abs=1e-6)
 
 
 @pytest.mark.parametrize("num_train", [15, 90])
@@ -148,7 +148,7 @@ def test_a_network_in_float32_comes_to_the_same(num_train: int) -> None:
     train, x = task.train, task.train.inputs.float()
     short = replace(task, train=replace(train, inputs=x, targets=train.targets.float()))  # type: ignore[union-attr]
     method, rule = Laplace(structure="full", mode="tangent", tangent_tolerance=1e-5), Evidence(noise="evidence")
-    wide, found = (method.fit(t, [n], context(rule)).report for t, n in ((task, network), (short, narrow)))
+    wide, found = (method.fit(t, [n], context(rule)).report.facts for t, n in ((task, network), (short, narrow)))
     assert found["evidence_nats"] == pytest.approx(wide["evidence_nats"], abs=1e-2)
     assert found["noise_sigma"] == pytest.approx(wide["noise_sigma"], rel=1e-3)
 
@@ -173,25 +173,25 @@ def test_each_weight_has_its_best_precision(rule: Any, kind: str) -> None:
     task, network = small(kind, num_train=30)
     problem = problem_of(DIAG, task, network)
     choice = rule(family="parameter").choose(problem)
-    assert choice.report["hyper_status"] == "converged" and choice.report["hyper_gradient"] < 1e-9
+    assert choice.status == "converged" and choice.facts["hyper_gradient"] < 1e-9
     logs = choice.precisions.log().requires_grad_()
     (gradient,) = torch.autograd.grad(problem.evidence(logs.exp()), logs)
     assert float(gradient.abs().max()) < 1e-9
     curvature = dense_curvature(task, network).diagonal()
     expected = 0.5 * (choice.precisions * flat(network).square() + torch.log1p(curvature / choice.precisions)).sum()
     posterior = DIAG.fit(task, [network], context(rule(family="parameter")))
-    assert posterior.report["evidence_nats"] == pytest.approx(
-        posterior.report["train_loglik_nats"] - float(expected), rel=1e-9
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(
+        posterior.report.facts["train_loglik_nats"] - float(expected), rel=1e-9
     )
     layers = DIAG.fit(task, [network], context(Evidence(family="layerwise")))
-    assert posterior.report["evidence_nats"] > layers.report["evidence_nats"] + 1
+    assert posterior.report.facts["evidence_nats"] > layers.report.facts["evidence_nats"] + 1
     rows = dense_jacobian(network, task.test.inputs)
     covariance = rows @ torch.diag(1 / (curvature + choice.precisions)) @ rows.T
     torch.testing.assert_close(posterior.joint_covariance(task.test), covariance, rtol=1e-8, atol=1e-11)
     draws = posterior.draws(4000, 0)(task.test.inputs).flatten(1)
     error = covariance.diagonal() * math.sqrt(2 / 4000)
     assert float(((draws.var(0) - covariance.diagonal()) / error).abs().max()) < 5
-    quartiles = posterior.report["prior_precision_quartiles"]
+    quartiles = posterior.report.facts["prior_precision_quartiles"]
     assert quartiles[0] == float(choice.precisions.min()) and quartiles == sorted(quartiles)
 
 
@@ -200,10 +200,10 @@ def test_weights_and_their_precisions_settle_together() -> None:
     task, network = small("regression", num_train=20)
     method = Laplace(structure="diag", weights="last_layer", mode="tangent", tangent_passes=20_000)
     rule = FixedPoint(family="parameter", tolerance=1e-4, steps=500)
-    report = method.fit(task, [network], context(rule)).report
+    report = method.fit(task, [network], context(rule)).report.facts
     assert report["hyper_status"] in ("converged", "at bound") and report["tangent_settled"]
     assert report["hyper_gradient"] < 1e-3 and report["precisions_kept"] < 10
-    at_network = replace(method, mode="network").fit(task, [network], context(rule)).report
+    at_network = replace(method, mode="network").fit(task, [network], context(rule)).report.facts
     assert report["evidence_nats"] > at_network["evidence_nats"] + 1
 
 
@@ -217,12 +217,12 @@ def test_weights_without_curvature_or_value_keep_their_precision_and_are_counted
     inputs[:, :2] = 0  # a pixel that never varies, and one that never varies and has no weight
     dead = replace(task, train=replace(task.train, inputs=inputs))
     posterior = DIAG.fit(dead, [network], context(Evidence(family="parameter")))
-    assert posterior.report["hyper_status"] == "at bound"
-    assert posterior.report["precisions_kept"] == 10
-    assert any("10 of" in note and "start value" in note for note in posterior.report["notes"])
+    assert posterior.report.facts["hyper_status"] == "at bound"
+    assert posterior.report.facts["precisions_kept"] == 10
+    assert any("10 of" in note and "start value" in note for note in posterior.report.notes)
     lam = posterior.gaussian.precisions[0]
     assert torch.equal(lam.reshape(5, 3)[:, :2], torch.full((5, 2), 0.7, dtype=torch.float64))
-    assert math.isfinite(posterior.report["evidence_nats"])
+    assert math.isfinite(posterior.report.facts["evidence_nats"])
 
 
 def test_the_best_precision_survives_extreme_curvature() -> None:
@@ -263,9 +263,11 @@ def test_the_g_prior_is_the_dense_one(structure: Any, side: str, kind: str, monk
     each = torch.stack([whole[i, :, i] for i in range(len(moments))])
     torch.testing.assert_close(moments, each, rtol=1e-6, atol=1e-8)
     penalty = (prior * flat(network).square()).sum() + torch.logdet(curvature + torch.diag(prior)) - prior.log().sum()
-    expected = posterior.report["train_loglik_nats"] - 0.5 * float(penalty)
-    assert posterior.report["evidence_nats"] == pytest.approx(expected, rel=1e-7)
-    assert posterior.report["prior_precision"] == 2.5 and posterior.report["held_for_want_of_curvature"] == 0
+    expected = posterior.report.facts["train_loglik_nats"] - 0.5 * float(penalty)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(expected, rel=1e-7)
+    assert (
+        posterior.report.facts["prior_precision"] == 2.5 and posterior.report.facts["held_for_want_of_curvature"] == 0
+    )
     draws = posterior.draws(4000, 0)(task.test.inputs).flatten(1)
     variances = (rows @ covariance @ rows.T).diagonal()
     assert float(((draws.var(0) - variances) / (variances * math.sqrt(2 / 4000))).abs().max()) < 5
@@ -285,12 +287,12 @@ def test_the_g_prior_does_not_see_how_a_network_is_scaled(mode: Any) -> None:
     method = Laplace(structure="full", mode=mode)
     for rule in (Evidence(family="g"), FixedPoint(family="g", noise="evidence")):
         one, other = (method.fit(task, [n], context(rule)) for n in (network, scaled))
-        assert one.report["hyper_status"] == "converged"
-        assert other.report["evidence_nats"] == pytest.approx(one.report["evidence_nats"], rel=1e-6)
-        assert other.report["prior_precision"] == pytest.approx(one.report["prior_precision"], rel=1e-4)
+        assert one.report.facts["hyper_status"] == "converged"
+        assert other.report.facts["evidence_nats"] == pytest.approx(one.report.facts["evidence_nats"], rel=1e-6)
+        assert other.report.facts["prior_precision"] == pytest.approx(one.report.facts["prior_precision"], rel=1e-4)
         x = task.test.inputs
         torch.testing.assert_close(one.moments(x).covariance, other.moments(x).covariance, rtol=1e-3, atol=1e-9)
-    plain = [method.fit(task, [n], context(Evidence())).report["evidence_nats"] for n in (network, scaled)]
+    plain = [method.fit(task, [n], context(Evidence())).report.facts["evidence_nats"] for n in (network, scaled)]
     assert abs(plain[0] - plain[1]) > 1
 
 
@@ -302,8 +304,10 @@ def test_weights_without_curvature_are_held(structure: Any) -> None:
     inputs[:, 1] = 0
     dead = replace(task, train=replace(task.train, inputs=inputs))
     posterior = Laplace(structure=structure).fit(dead, [network], context(Evidence(family="g")))
-    assert posterior.report["held_for_want_of_curvature"] == 5
-    assert math.isfinite(posterior.report["evidence_nats"]) and math.isfinite(posterior.report["newton_decrement_nats"])
+    assert posterior.report.facts["held_for_want_of_curvature"] == 5
+    assert math.isfinite(posterior.report.facts["evidence_nats"]) and math.isfinite(
+        posterior.report.facts["newton_decrement_nats"]
+    )
     x = task.test.inputs.clone()
     x[:, 1] += 1000.0  # along the dead pixel nothing is uncertain but what the other weights make of it
     assert float(posterior.gaussian.sample(0, 0, 3).reshape(3, -1)[:, :15].reshape(3, 5, 3)[..., 1].abs().max()) == 0
@@ -315,12 +319,14 @@ def test_weights_without_curvature_are_held(structure: Any) -> None:
 def test_the_grid_and_the_fixed_rule_take_the_g_prior() -> None:
     task, network = small("classification", num_train=30)
     unit = Laplace(structure="full").fit(task, [network], context(Fixed(family="g")))
-    assert unit.report["prior_precision"] == 1.0 and unit.report["hyper_family"] == "g"
+    assert unit.report.facts["prior_precision"] == 1.0 and unit.report.facts["hyper_family"] == "g"
     grid = Laplace(structure="full").fit(task, [network], context(Grid(family="g", low=1e-2, high=1e2, num=9)))
-    at_best = Laplace(structure="full").fit(task, [network], context(Fixed(grid.report["prior_precision"], family="g")))
+    at_best = Laplace(structure="full").fit(
+        task, [network], context(Fixed(grid.report.facts["prior_precision"], family="g"))
+    )
     x = task.test.inputs
     torch.testing.assert_close(grid.moments(x).covariance, at_best.moments(x).covariance)
-    assert grid.report["evidence_nats"] != pytest.approx(unit.report["evidence_nats"])
+    assert grid.report.facts["evidence_nats"] != pytest.approx(unit.report.facts["evidence_nats"])
 
 
 def test_families_are_refused_where_they_have_no_spectrum() -> None:
@@ -347,14 +353,14 @@ def test_sampled_curvature_under_the_g_prior_is_the_full_one() -> None:
     exact = whole.gaussian.product(vectors)
     near = 1e-4 * float(exact.abs().max())
     torch.testing.assert_close(sampled.gaussian.product(vectors), exact, rtol=1e-3, atol=near)
-    report = sampled.report
+    report = sampled.report.facts
     error = 5 * report["evidence_standard_error_nats"] + report["evidence_truncation_nats"]
-    assert report["evidence_nats"] == pytest.approx(whole.report["evidence_nats"], abs=error) and error < 10
+    assert report["evidence_nats"] == pytest.approx(whole.report.facts["evidence_nats"], abs=error) and error < 10
     draws = sampled.draws(400, 0)(task.test.inputs).flatten(1)
     variances = whole.joint_covariance(task.test).diagonal()
     assert float(((draws.var(0) - variances) / (variances * math.sqrt(2 / 400))).abs().max()) < 5
-    tuned = LaplaceSampled(samples=64, probes=32).fit(task, [network], context(FixedPoint(family="g"))).report
-    best = Laplace(structure="full").fit(task, [network], context(FixedPoint(family="g"))).report
+    tuned = LaplaceSampled(samples=64, probes=32).fit(task, [network], context(FixedPoint(family="g"))).report.facts
+    best = Laplace(structure="full").fit(task, [network], context(FixedPoint(family="g"))).report.facts
     assert math.log(tuned["prior_precision"] / best["prior_precision"]) == pytest.approx(0, abs=0.3)
 
 
@@ -404,19 +410,19 @@ def test_a_search_that_meets_what_is_not_finite_says_so_and_keeps_its_start(valu
         FixedPoint(family="parameter"),
     ):
         choice = rule.choose(broken)
-        assert choice.report["hyper_status"] == "diverged"
+        assert choice.status == "diverged"
         kept = broken.start if len(choice.precisions) == 2 else broken.start.repeat_interleave(torch.tensor([3, 4]))
         torch.testing.assert_close(choice.precisions, kept)
-        assert "start value" in choice.notes[0] and "hyper_iterations" in choice.report
+        assert "start value" in choice.notes[0] and "hyper_iterations" in choice.facts
     failed = Grid().choose(broken)
-    assert failed.report["hyper_status"] == "failed" and failed.report["grid_not_finite"] == 17
+    assert failed.status == "failed" and failed.facts["grid_not_finite"] == 17
     assert torch.equal(failed.precisions, broken.start) and "training prior is kept" in failed.notes[0]
 
 
 def test_a_value_that_is_not_finite_on_the_way_is_stepped_around() -> None:
     """The evidence is undefined above λ = 8 and best at 4: the search shortens its step and finds it."""
     choice = Evidence().choose(synthetic(lambda p: -(p.log() - math.log(4)).square().sum() + 0 * (8 - p).log().sum()))
-    assert choice.report["hyper_status"] == "converged"
+    assert choice.status == "converged"
     torch.testing.assert_close(choice.precisions, torch.full((2,), 4.0, dtype=torch.float64), rtol=1e-4, atol=0)
 
 
@@ -430,7 +436,7 @@ def test_several_precisions_are_searched_from_the_best_single_one() -> None:
         return torch.logaddexp(near, far)
 
     choice = Evidence(family="layerwise").choose(synthetic(evidence))
-    assert choice.report["hyper_status"] == "converged"
+    assert choice.status == "converged"
     torch.testing.assert_close(choice.precisions.log(), torch.tensor([4.0, 4.2], dtype=torch.float64))
 
 
@@ -441,17 +447,17 @@ def test_a_search_that_runs_to_a_bound_says_so_and_keeps_its_start(rule: Any, up
     sign = 1 if upwards else -1
     away = synthetic(lambda p: sign * p.log().sum(), lambda p: 2.0**sign * p, 1.0)
     choice = rule.choose(away)
-    assert choice.report["hyper_status"] == "at bound" and "start value" in choice.notes[0]
+    assert choice.status == "at bound" and "start value" in choice.notes[0]
     assert float(choice.precisions[0]) == pytest.approx(1.0)  # the one variable starts at the geometric mean
-    assert {"hyper_iterations", "hyper_gradient"} <= set(choice.report)
+    assert {"hyper_iterations", "hyper_gradient"} <= set(choice.facts)
 
 
 @pytest.mark.parametrize("rule", [Evidence(steps=1), FixedPoint(steps=1)])
 def test_a_search_that_is_cut_short_says_so(rule: Any) -> None:
     short = synthetic(lambda p: -0.5 * (50 * p - p.log()).sum(), lambda p: 1 / (1 + p), 50.0)
     choice = rule.choose(short)
-    assert choice.report["hyper_status"] == "not converged" and "raise hyper.steps" in choice.notes[-1]
-    assert choice.report["hyper_gradient"] > 1e-2 and choice.report["hyper_iterations"] == 1
+    assert choice.status == "not converged" and "raise hyper.steps" in choice.notes[-1]
+    assert choice.facts["hyper_gradient"] > 1e-2 and choice.facts["hyper_iterations"] == 1
 
 
 def test_a_search_over_the_noise_that_diverges_keeps_the_noise_too() -> None:
@@ -465,10 +471,10 @@ def test_a_search_over_the_noise_that_diverges_keeps_the_noise_too() -> None:
         needs_validation: ClassVar[bool] = False
 
         def choose(self, problem: PrecisionProblem) -> Choice:
-            return Choice(problem.start, {"hyper_status": "diverged"}, ("lost",))
+            return Choice(problem.start, "diverged", notes=("lost",))
 
-    lost = Laplace(structure="full").fit(task, [network], context(Lost())).report
-    fixed = Laplace(structure="full").fit(task, [network], context(Fixed())).report
+    lost = Laplace(structure="full").fit(task, [network], context(Lost())).report.facts
+    fixed = Laplace(structure="full").fit(task, [network], context(Fixed())).report.facts
     assert lost["noise_sigma"] == lost["noise_sigma_trained"] and lost["prior_precision"] == fixed["prior_precision"]
     assert lost["evidence_nats"] == pytest.approx(fixed["evidence_nats"], rel=1e-12)
 

@@ -81,9 +81,9 @@ def test_the_stated_error_bounds_the_true_one() -> None:
         h = GGNOperator.product(rows, torch.eye(rows.size, dtype=torch.float64))
         each = precisions.repeat_interleave(torch.tensor([p.numel() for p in network.parameters.values()]))
         energy = (error * (error @ (h + torch.diag(each)))).sum(1).sqrt()  # the largest error of any direction, in sd
-        bound = posterior.report["sample_error_sd"]
+        bound = posterior.report.facts["sample_error_sd"]
         assert 1e-6 < float(energy.max()) <= bound
-        assert bound <= 0.05 or posterior.report["solver"] != "cg" or posterior.report["notes"]
+        assert bound <= 0.05 or posterior.report.facts["solver"] != "cg" or posterior.report.notes
         random = torch.randn(50, rows.size, generator=generator(0, "projections"), dtype=torch.float64)
         spread = (random @ exact.product(random).T).diagonal().sqrt()
         assert float(((error @ random.T) / spread).abs().max()) <= bound
@@ -94,8 +94,8 @@ def test_draws_that_descent_has_not_found_are_told() -> None:
     task, network = small("classification", layerwise=True)
     for passes, told in ((3, True), (250, False)):
         report = replace(SGD, sgd_passes=passes).fit(task, [network], context(Fixed())).report
-        assert (report["sample_error_sd"] > 1) == told
-        assert any("no draws of the posterior" in note for note in report["notes"]) == told
+        assert (report.facts["sample_error_sd"] > 1) == told
+        assert any("no draws of the posterior" in note for note in report.notes) == told
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
@@ -136,8 +136,8 @@ def test_the_fixed_point_is_the_exact_one_within_its_standard_error(family: Any)
     task, network = small("classification", num_train=60)
     network = replace(network, parameters={n: 0.7 * p for n, p in network.parameters.items()})
     rule = FixedPoint(family=family)
-    exact = Laplace(structure="full").fit(task, [network], context(rule)).report
-    sampled = LaplaceSampled(samples=48, probes=24).fit(task, [network], context(rule)).report
+    exact = Laplace(structure="full").fit(task, [network], context(rule)).report.facts
+    sampled = LaplaceSampled(samples=48, probes=24).fit(task, [network], context(rule)).report.facts
     assert sampled["hyper_samples"] == 48 and sampled["hyper_status"] == exact["hyper_status"]
     error = sampled["hyper_log_standard_error"]
     assert error > 0
@@ -154,11 +154,11 @@ def test_too_few_samples_are_told() -> None:
     """Planted bugs: the note of every rule; the standard error not shrinking with S."""
     task, network = small("classification")
     few = LaplaceSampled(samples=2, probes=2).fit(task, [network], context(FixedPoint(family="layerwise"))).report
-    assert any("samples are too few for the precision of" in note and "method.samples" in note for note in few["notes"])
+    assert any("samples are too few for the precision of" in note and "method.samples" in note for note in few.notes)
     many = LaplaceSampled(samples=200, probes=2).fit(task, [network], context(FixedPoint())).report
-    assert not any("too few" in note for note in many["notes"])
+    assert not any("too few" in note for note in many.notes)
     fixed = LaplaceSampled(samples=2, probes=2).fit(task, [network], context(Fixed())).report
-    assert not any("too few" in note for note in fixed["notes"])
+    assert not any("too few" in note for note in fixed.notes)
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
@@ -166,8 +166,8 @@ def test_the_tangent_model_s_optimum_is_reached_with_solved_products(kind: str) 
     """mode=tangent: v* is that of the full curvature, whose log-likelihood is compared. Planted bug: an absolute
     tolerance of the products that precondition, which leaves short ones zero."""
     task, network = small(kind, layerwise=True)
-    exact = Laplace(structure="full", mode="tangent").fit(task, [network], context(Fixed())).report
-    sampled = LaplaceSampled(mode="tangent", probes=16).fit(task, [network], context(Fixed())).report
+    exact = Laplace(structure="full", mode="tangent").fit(task, [network], context(Fixed())).report.facts
+    sampled = LaplaceSampled(mode="tangent", probes=16).fit(task, [network], context(Fixed())).report.facts
     assert sampled["tangent_settled"] and sampled["mode"] == "tangent"
     assert sampled["train_loglik_nats"] == pytest.approx(exact["train_loglik_nats"], rel=1e-6)
     assert abs(sampled["evidence_nats"] - exact["evidence_nats"]) < 4 * sampled["evidence_standard_error_nats"]
@@ -177,8 +177,8 @@ def test_the_tangent_model_s_optimum_is_reached_with_solved_products(kind: str) 
 def test_the_evidence_by_gradient_is_the_best_of_the_sampled_spectrum() -> None:
     """hyper=evidence climbs the quadrature, whose derivative in log λ is −½ (γ − λ‖w‖²) with the quadrature's γ."""
     task, network = small("regression", num_train=30)
-    exact = Laplace(structure="full").fit(task, [network], context(Evidence())).report
-    sampled = LaplaceSampled(probes=64, samples=8).fit(task, [network], context(Evidence())).report
+    exact = Laplace(structure="full").fit(task, [network], context(Evidence())).report.facts
+    sampled = LaplaceSampled(probes=64, samples=8).fit(task, [network], context(Evidence())).report.facts
     assert sampled["hyper_status"] == "converged"
     assert abs(sampled["evidence_nats"] - exact["evidence_nats"]) < 3 * sampled["evidence_standard_error_nats"]
     assert sampled["evidence_truncation_nats"] < 1e-6

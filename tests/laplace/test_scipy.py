@@ -42,7 +42,7 @@ def test_a_linear_gaussian_task_agrees_with_scipy(name: str, num_train: int) -> 
     phi = np.concatenate([x, np.ones((len(x), 1))], axis=1)
     gram = phi @ phi.T / 0.4 + 0.7**2 * np.eye(len(phi))
     evidence = stats.multivariate_normal(np.zeros(len(phi)), gram).logpdf(y[:, 0].numpy()) - len(phi) * np.log(scale)
-    assert posterior.report["evidence_nats"] == pytest.approx(float(evidence), rel=1e-9)
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(float(evidence), rel=1e-9)
 
     new = exact.task.test.inputs.numpy()
     psi = np.concatenate([new, np.ones((len(new), 1))], axis=1)

@@ -84,12 +84,12 @@ def test_the_gradient_vanishes_at_v_and_not_at_w(structure: Any, way: str, monke
 
     assert relative_gradient(found.weights) < 1e-7
     assert relative_gradient(flat(network)) > 1e-2
-    assert posterior.report["tangent_settled"] and posterior.report["tangent_gradient"] <= 1e-7
-    assert posterior.report["tangent_gap_nats"] < 1e-9
+    assert posterior.report.facts["tangent_settled"] and posterior.report.facts["tangent_gradient"] <= 1e-7
+    assert posterior.report.facts["tangent_gap_nats"] < 1e-9
     h = outputs + (rows @ (found.weights - flat(network))).reshape(outputs.shape)
     assert y is not None
     loglik = float(network.likelihood.log_prob(h, y).sum())
-    assert posterior.report["train_loglik_nats"] == pytest.approx(loglik, rel=1e-6)
+    assert posterior.report.facts["train_loglik_nats"] == pytest.approx(loglik, rel=1e-6)
 
 
 def test_the_tangent_evidence_of_a_linear_model_is_the_exact_one_from_any_weights() -> None:
@@ -98,8 +98,8 @@ def test_the_tangent_evidence_of_a_linear_model_is_the_exact_one_from_any_weight
     moved = replace(exact.network, parameters={n: p + 0.3 for n, p in exact.network.parameters.items()})
     tangent = Laplace(structure="full", mode="tangent").fit(exact.task, [moved], context(Fixed()))
     network = Laplace(structure="full").fit(exact.task, [moved], context(Fixed()))
-    assert tangent.report["evidence_nats"] == pytest.approx(exact.evidence(), rel=1e-9)
-    assert network.report["evidence_nats"] < exact.evidence() - 1
+    assert tangent.report.facts["evidence_nats"] == pytest.approx(exact.evidence(), rel=1e-9)
+    assert network.report.facts["evidence_nats"] < exact.evidence() - 1
     x = exact.task.test.inputs
     torch.testing.assert_close(tangent.moments(x).mean, moved(x))  # the predictive mean stays that of the network
 
@@ -119,27 +119,27 @@ def test_v_and_the_precisions_settle_together() -> None:
     found = method.fit(task, [network], context(Evidence()))
     elsewhere = replace(network, prior_precision=dict.fromkeys(network.parameters, 30.0))
     other = method.fit(task, [elsewhere], context(Evidence()))
-    assert found.report["tangent_settled"] and other.report["tangent_settled"]
-    assert found.report["prior_precision"] == pytest.approx(other.report["prior_precision"], rel=3e-3)
-    again = method.fit(task, [network], context(Fixed(found.report["prior_precision"])))
-    assert again.report["evidence_nats"] == pytest.approx(found.report["evidence_nats"], abs=1e-4)
+    assert found.report.facts["tangent_settled"] and other.report.facts["tangent_settled"]
+    assert found.report.facts["prior_precision"] == pytest.approx(other.report.facts["prior_precision"], rel=3e-3)
+    again = method.fit(task, [network], context(Fixed(found.report.facts["prior_precision"])))
+    assert again.report.facts["evidence_nats"] == pytest.approx(found.report.facts["evidence_nats"], abs=1e-4)
     for factor in (0.8, 1.25):
-        near = method.fit(task, [network], context(Fixed(found.report["prior_precision"] * factor)))
-        assert near.report["evidence_nats"] < found.report["evidence_nats"]
+        near = method.fit(task, [network], context(Fixed(found.report.facts["prior_precision"] * factor)))
+        assert near.report.facts["evidence_nats"] < found.report.facts["evidence_nats"]
     fixed_point = method.fit(task, [network], context(FixedPoint()))
-    assert fixed_point.report["prior_precision"] == pytest.approx(found.report["prior_precision"], rel=3e-3)
+    assert fixed_point.report.facts["prior_precision"] == pytest.approx(found.report.facts["prior_precision"], rel=3e-3)
 
 
 def test_auto_says_which_mode_it_took() -> None:
     task, network = small("classification", num_train=30)
     within = Laplace(structure="kfac", mode="auto", tangent_passes=5000).fit(task, [network], context(Fixed()))
-    assert within.report["mode"] == "tangent"
+    assert within.report.facts["mode"] == "tangent"
     short = Laplace(structure="kfac", mode="auto", tangent_passes=2).fit(task, [network], context(Fixed()))
     plain = Laplace(structure="kfac").fit(task, [network], context(Fixed()))
-    assert short.report["mode"] == "network"
-    assert short.report["evidence_nats"] == plain.report["evidence_nats"]
+    assert short.report.facts["mode"] == "network"
+    assert short.report.facts["evidence_nats"] == plain.report.facts["evidence_nats"]
     forced = Laplace(structure="kfac", mode="tangent", tangent_passes=2).fit(task, [network], context(Fixed()))
-    assert any("tangent_passes" in note for note in forced.report["notes"])
+    assert any("tangent_passes" in note for note in forced.report.notes)
 
 
 # ------------------------------------------------------------------------------------- normalised networks
@@ -176,7 +176,7 @@ def test_the_scale_of_a_normalised_layer_moves_only_the_evidence_that_is_wrong(n
     own = {n: p / 9 if n.startswith("hidden.0.") else p for n, p in network.prior_precision.items()}
 
     def evidence(method: Laplace, which: Network) -> float:
-        return float(method.fit(task, [which], context(Fixed())).report["evidence_nats"])
+        return float(method.fit(task, [which], context(Fixed())).report.facts["evidence_nats"])
 
     tangent = Laplace(structure=structure, mode="tangent", tangent_passes=5000)
     before = evidence(tangent, network)
@@ -205,12 +205,12 @@ def test_scale_invariant_layers_are_found_and_the_network_is_left_as_it_was(norm
 def test_groupwise_gives_each_invariant_group_its_own_precision_and_the_rest_one() -> None:
     task, network = normalised()
     posterior = Laplace(structure="full").fit(task, [network], context(Evidence(family="groupwise")))
-    chosen = posterior.report["prior_precisions"]
-    invariant = set(posterior.report["scale_invariant"])
+    chosen = posterior.report.facts["prior_precisions"]
+    invariant = set(posterior.report.facts["scale_invariant"])
     rest = {value for name, value in chosen.items() if name not in invariant}
     assert len(rest) == 1 and len({chosen[name] for name in invariant}) > 1
     plain = Laplace(structure="full").fit(*_plain(), context(Evidence(family="groupwise")))
-    assert plain.report["prior_precision"] is not None, "without invariant groups it is one precision"
+    assert plain.report.facts["prior_precision"] is not None, "without invariant groups it is one precision"
 
 
 def _plain() -> tuple[Task, list[Network]]:

@@ -137,11 +137,11 @@ def test_the_evidence_is_the_same_by_both_ways_and_a_search_makes_one_gram_matri
     network = replace(network, prior_precision=dict.fromkeys(network.parameters, 2.0))
     method = Laplace(structure="kfac", mode="tangent", tangent_passes=3000, tangent_tolerance=1e-8)
     here = method.fit(task, [network], context(Evidence()))
-    assert here.report["tangent_settled"] and here.report["tangent_gradient"] < 1e-8
+    assert here.report.facts["tangent_settled"] and here.report.facts["tangent_gradient"] < 1e-8
     monkeypatch.setattr(TangentModel, "in_function_space", False)
-    other = method.fit(task, [network], context(Fixed(here.report["prior_precision"])))
-    assert other.report["tangent_settled"]
-    assert here.report["evidence_nats"] == pytest.approx(other.report["evidence_nats"], rel=1e-7)
+    other = method.fit(task, [network], context(Fixed(here.report.facts["prior_precision"])))
+    assert other.report.facts["tangent_settled"]
+    assert here.report.facts["evidence_nats"] == pytest.approx(other.report.facts["evidence_nats"], rel=1e-7)
 
 
 def test_a_short_budget_is_told_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,11 +157,13 @@ def test_a_short_budget_is_told_with_what_is_left(monkeypatch: pytest.MonkeyPatc
         return method.fit(task, [network], told)
 
     short, long = fit("tangent", 3), fit("tangent", 3000)
-    assert long.report["tangent_settled"] and long.report["tangent_gap_nats"] < 1e-9
-    assert not short.report["tangent_settled"] and short.report["tangent_passes"] <= 4
-    assert short.report["evidence_nats"] < long.report["evidence_nats"], "short of its optimum it is a lower one"
-    assert any("v* is not reached" in note and "nats are left" in note for note in short.report["notes"])
+    assert long.report.facts["tangent_settled"] and long.report.facts["tangent_gap_nats"] < 1e-9
+    assert not short.report.facts["tangent_settled"] and short.report.facts["tangent_passes"] <= 4
+    assert short.report.facts["evidence_nats"] < long.report.facts["evidence_nats"], (
+        "short of its optimum it is a lower one"
+    )
+    assert any("v* was not reached" in note and "nats are left" in note for note in short.report.notes)
     fallen = fit("auto", 3)
-    assert fallen.report["mode"] == "network"
-    assert any("v* is not reached" in note and "at w*" in note for note in fallen.report["notes"])
+    assert fallen.report.facts["mode"] == "network"
+    assert any("v* was not reached" in note and "at w*" in note for note in fallen.report.notes)
     assert {(name, total) for name, _, total in stages} >= {("tangent optimum", 3), ("tangent optimum", 3000)}

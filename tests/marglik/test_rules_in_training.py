@@ -90,8 +90,8 @@ def test_the_loop_ends_at_the_evidence_optimum_of_a_linear_model(family: Any) ->
     assert len(network.tuning) < 40 and last["largest_move"] <= 1e-7
     # The posterior stands on the network and the precisions of the training.
     posterior = Laplace(structure="full").fit(task, [network], context(MacKayLoop(family=family)))
-    assert posterior.report["evidence_nats"] == pytest.approx(-found.fun, abs=1e-7)
-    assert posterior.report["newton_decrement_nats"] < 1e-8
+    assert posterior.report.facts["evidence_nats"] == pytest.approx(-found.fun, abs=1e-7)
+    assert posterior.report.facts["newton_decrement_nats"] < 1e-8
 
 
 def test_online_steps_are_adam_on_the_evidence_and_the_last_one_is_kept() -> None:

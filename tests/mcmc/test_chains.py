@@ -219,11 +219,11 @@ def test_chains_that_have_not_mixed_or_do_not_move_say_so() -> None:
     """Planted bug: the note looks at weights, where any two networks differ."""
     task, networks = problem()
     apart = METHODS["sgld"](step=1e-9).fit(task, networks, going())
-    assert apart.report["rhat"] > 1.1 and any("have not mixed" in n for n in apart.report["notes"])
+    assert apart.report.facts["rhat"] > 1.1 and any("have not mixed" in n for n in apart.report.notes)
     still = METHODS["sgld"](step=1e-9, start="map").fit(task, networks[:1], going())
-    assert any("hardly any spread" in n for n in still.report["notes"])
+    assert any("hardly any spread" in n for n in still.report.notes)
     short = METHODS["sgld"](keep=3).fit(task, networks, going())
-    assert short.report["rhat"] is None and any("need 4 draws" in n for n in short.report["notes"])
+    assert short.report.facts["rhat"] is None and any("need 4 draws" in n for n in short.report.notes)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -126,8 +126,8 @@ def test_hmc_samples_the_exact_posterior_of_a_linear_network(temperature: float)
     method = HMC(chains=6, warmup=150, draws=300, max_leapfrogs=30, posterior_temperature=temperature, start="initial")
     posterior = method.fit(task, [network] * 7, context())
     check_moments(posterior.weights, mean, temperature * torch.linalg.inv(precision))
-    assert posterior.report["divergences"] == 0 and posterior.report["notes"] == []
-    assert all(0.6 < a <= 1 for a in posterior.report["acceptance"])
+    assert posterior.report.facts["divergences"] == 0 and posterior.report.notes == ()
+    assert all(0.6 < a <= 1 for a in posterior.report.facts["acceptance"])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.4])
@@ -143,7 +143,7 @@ def test_sgld_samples_the_discretised_posterior_of_a_linear_network(temperature:
     posterior = method.fit(task, [network], fit)
     inflation = torch.linalg.inv(torch.eye(4, dtype=torch.float64) - step * precision / 4)
     check_moments(posterior.weights, mean, temperature * torch.linalg.inv(precision) @ inflation)
-    assert posterior.report["learning_rate_first"] == pytest.approx(step * 30 / 2)
+    assert posterior.report.facts["learning_rate_first"] == pytest.approx(step * 30 / 2)
 
 
 def test_divergent_trajectories_are_refused_and_counted() -> None:

@@ -80,10 +80,10 @@ def test_the_elbo_is_its_closed_form_whatever_the_batch_size(batch_size: int) ->
     task, network, _, _ = _linear()
     posterior = BBB(noise="kept", elbo_draws=200).fit(task, [network], _context(1, batch_size, 1e-9))
     exact = _closed_elbo(task, _flat(posterior.network.parameters), _flat(dict(posterior.sigmas)))
-    report = posterior.report
+    report = posterior.report.facts
     assert abs(report["elbo_nats"] - exact) < 5 * report["elbo_standard_error"] + 1e-6
     assert report["elbo_standard_error"] < 0.05 * abs(exact)
-    assert "ELBO" in report["notes"][0]
+    assert "ELBO" in posterior.report.notes[0]
 
 
 def _plan(network: Network, estimator: str, batch_size: int = 20, **changes: Any) -> Plan:
@@ -243,7 +243,7 @@ def test_a_resumed_fit_ends_bit_for_bit_where_an_uninterrupted_one_does(tmp_path
     for name, t in whole.network.tensors.items():
         assert torch.equal(t, again.network.tensors[name]), name
     assert all(torch.equal(s, again.sigmas[n]) for n, s in whole.sigmas.items())
-    assert whole.report["elbo_nats"] == again.report["elbo_nats"]
+    assert whole.report.facts["elbo_nats"] == again.report.facts["elbo_nats"]
     assert not torch.equal(whole.network.buffers["norms.0.running_mean"], network.buffers["norms.0.running_mean"])
 
 

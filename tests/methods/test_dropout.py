@@ -247,8 +247,8 @@ def test_learned_rates_are_told_and_follow_prior_and_data() -> None:
     for name, strong in (("data", r), ("entropy", replace(r, noise=NoiseRule("fixed", 1e4)))):
         network = LaneTrainer(strong, [Lane(task.to(CPU, torch.float32), 1)], CPU).train(None, lambda *_: None)[0]
         posterior = ConcreteDropout(0.2).fit(task.to(CPU, torch.float32), [network], context())
-        rates[name] = posterior.report["rates"]
-        assert f"out {rates[name]['out']:.3g}" in posterior.report["notes"][0]
+        rates[name] = posterior.report.facts["rates"]
+        assert f"out {rates[name]['out']:.3g}" in posterior.report.notes[0]
     assert max(rates["data"].values()) < 0.2 < 0.45 < min(rates["entropy"].values())
 
 
@@ -334,6 +334,6 @@ def test_noise_is_chosen_on_the_validation_part() -> None:
     for m in method.noise_multiples:
         likelihood = Gaussian(torch.tensor([0.2 * m], dtype=torch.float64).log())
         scores[m] = float((likelihood.log_prob(outputs, task.val.targets).logsumexp(0) - math.log(200)).mean())
-    assert posterior.report["noise_multiple"] == max(scores, key=lambda m: scores[m]) not in (0.5, 16.0)
+    assert posterior.report.facts["noise_multiple"] == max(scores, key=lambda m: scores[m]) not in (0.5, 16.0)
     assert isinstance(posterior.likelihood, Gaussian)
-    assert float(posterior.likelihood.log_noise.exp()) == pytest.approx(0.2 * posterior.report["noise_multiple"])
+    assert float(posterior.likelihood.log_noise.exp()) == pytest.approx(0.2 * posterior.report.facts["noise_multiple"])

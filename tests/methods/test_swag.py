@@ -137,8 +137,8 @@ def test_collection_starts_at_the_networks_and_collects_when_it_says() -> None:
     for network, moments in zip(posterior.networks, posterior.members, strict=True):
         weights = torch.cat([p.flatten() for p in network.parameters.values()])
         torch.testing.assert_close(moments.mean, weights, rtol=0, atol=1e-5)
-    assert posterior.report["collected"] == 4 and posterior.report["mean_moved"] < 1e-5
-    assert fit(model, shape, context_of(), collect_every=2, epochs=5).report["collected"] == 2
+    assert posterior.report.facts["collected"] == 4 and posterior.report.facts["mean_moved"] < 1e-5
+    assert fit(model, shape, context_of(), collect_every=2, epochs=5).report.facts["collected"] == 2
     assert set(posterior.treatment) == set(posterior.networks[0].parameters)
 
 
@@ -147,11 +147,11 @@ def test_a_path_without_spread_says_so() -> None:
     task = make_task("regression", (3,), 1)
     network = make_network(MLP(hidden=(5,)), task)
     still = SWAG(epochs=4, lr=1e-9).fit(task, [network], context_of())
-    assert any("hardly any spread" in note and "method.lr" in note for note in still.report["notes"])
-    assert still.report["function_diversity"] < 1e-4
+    assert any("hardly any spread" in note and "method.lr" in note for note in still.report.notes)
+    assert still.report.facts["function_diversity"] < 1e-4
     moving = SWAG(epochs=40, lr=0.01).fit(task, [network], context_of())
-    assert moving.report["function_diversity"] > 0.01
-    assert not any("hardly any spread" in note for note in moving.report["notes"])
+    assert moving.report.facts["function_diversity"] > 0.01
+    assert not any("hardly any spread" in note for note in moving.report.notes)
 
 
 def test_diverging_collections_fail_with_the_reason() -> None:
@@ -175,7 +175,7 @@ def test_the_learning_rate_follows_the_curvature() -> None:
     exact = float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1]) / 0.2**2
     assert sharpness(network, task, steps=200, tolerance=0.0) == pytest.approx(exact, rel=1e-5)
     posterior = SWAG(epochs=3).fit(task, [network], context_of())
-    assert posterior.report["lr"] == pytest.approx(1 / exact, rel=0.2)
+    assert posterior.report.facts["lr"] == pytest.approx(1 / exact, rel=0.2)
 
 
 def test_batchnorm_statistics_are_those_of_the_training_data() -> None:
@@ -198,5 +198,5 @@ def test_batchnorm_statistics_are_those_of_the_training_data() -> None:
     again = recomputed(network.module, {n: weights[n] for n in network.parameters}, network.buffers, task.train)
     torch.testing.assert_close(weights["norms.0.running_mean"], again["norms.0.running_mean"])
     assert not torch.allclose(weights["norms.0.running_mean"], before["norms.0.running_mean"])
-    assert "1100 clean training points" in posterior.report["notes"][0]
+    assert "1100 clean training points" in posterior.report.notes[0]
     assert math.isfinite(float(draws(task.test.inputs).sum()))

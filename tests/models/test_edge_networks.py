@@ -69,7 +69,7 @@ def test_a_last_batch_of_one_changes_nothing(structure: Any, kind: str, monkeypa
     whole = method.fit(task, [network], context(Fixed()))
     monkeypatch.setattr(Jacobians, "batch_size", lambda *_, **__: 7)
     parts = method.fit(task, [network], context(Fixed()))
-    assert parts.report["evidence_nats"] == pytest.approx(whole.report["evidence_nats"], rel=1e-8)
+    assert parts.report.facts["evidence_nats"] == pytest.approx(whole.report.facts["evidence_nats"], rel=1e-8)
     x = task.test.inputs
     one = torch.cat([parts.moments(x[:7]).covariance, parts.moments(x[7:8]).covariance])
     torch.testing.assert_close(one, whole.moments(x[:8]).covariance, rtol=1e-8, atol=1e-10)
@@ -87,5 +87,5 @@ def test_double_networks_keep_their_precision() -> None:
         assert posterior.draws(2, 0)(task.test.inputs).dtype == torch.float64
         tiny = replace(task, train=replace(task.train, inputs=task.train.inputs.float()))
         rough = Laplace(structure=structure).fit(tiny, [single], context(Fixed()))  # type: ignore[arg-type]
-        gap = abs(rough.report["evidence_nats"] - posterior.report["evidence_nats"])
-        assert 0 < gap < 1e-3 * abs(posterior.report["evidence_nats"])
+        gap = abs(rough.report.facts["evidence_nats"] - posterior.report.facts["evidence_nats"])
+        assert 0 < gap < 1e-3 * abs(posterior.report.facts["evidence_nats"])

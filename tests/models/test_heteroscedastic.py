@@ -147,7 +147,7 @@ def test_laplace_stands_on_the_fisher(form: str, hyper: Evidence | Grid) -> None
     jacobian = torch.cat([j.flatten(2) for j in jacrev(outputs)(network.parameters).values()], dim=2)
     root = network.likelihood.curvature_root(network(x))
     rows = torch.einsum("bkc,bkp->bcp", root, jacobian).flatten(0, 1)
-    precision = float(posterior.report["prior_precision"])
+    precision = float(posterior.report.facts["prior_precision"])
     covariance = torch.linalg.inv(rows.T @ rows + precision * torch.eye(rows.shape[1], dtype=torch.float64))
     expected = torch.einsum("bkp,pq,blq->bkl", jacobian, covariance, jacobian)
     torch.testing.assert_close(posterior.moments(x).covariance, expected, rtol=1e-6, atol=1e-9)  # type: ignore[union-attr]

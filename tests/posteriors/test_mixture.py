@@ -64,10 +64,12 @@ def test_every_member_is_the_laplace_posterior_of_its_network() -> None:
     task, networks = members("regression")
     posterior = EnsembleLaplace(size=3, structure="kfac").fit(task, networks, context(Evidence()))
     alone = [Laplace(structure="kfac").fit(task, [n], context(Evidence())) for n in networks]
-    assert posterior.report["member_evidence_nats"] == [p.report["evidence_nats"] for p in alone]
-    assert posterior.report["member_prior_precision"] == [p.report["prior_precision"] for p in alone]
-    assert len(set(posterior.report["member_prior_precision"])) == 3
-    assert "evidence_nats" not in posterior.report and "none of its own" in posterior.report["evidence_over"]
+    assert posterior.report.facts["member_evidence_nats"] == [p.report.facts["evidence_nats"] for p in alone]
+    assert posterior.report.facts["member_prior_precision"] == [p.report.facts["prior_precision"] for p in alone]
+    assert len(set(posterior.report.facts["member_prior_precision"])) == 3
+    assert (
+        "evidence_nats" not in posterior.report.facts and "none of its own" in posterior.report.facts["evidence_over"]
+    )
     draws = posterior.draws(7, 5)
     x, y = task.test.gather(torch.arange(6))
     sigma = torch.stack([n.likelihood.log_noise.exp() for n in networks])[[0, 1, 2, 0, 1, 2, 0]].unsqueeze(1)
@@ -105,10 +107,10 @@ def test_validation_weights_are_the_optimum() -> None:
     assert float((slope[weights > 1e-3] - 1).abs().max()) < 1e-4
     task, networks = members("classification")
     posterior = EnsembleLaplace(size=3, mixture="validation").fit(task, networks, context())
-    assert posterior.report["mixture_weights"] == posterior.weights.tolist() != [1 / 3] * 3
+    assert posterior.report.facts["mixture_weights"] == posterior.weights.tolist() != [1 / 3] * 3
     found = predictive_log_densities(posterior.components, task.val, 0, 3)
     torch.testing.assert_close(stacking_weights(found), posterior.weights, atol=1e-6, rtol=0)
-    assert any("validation points" in note for note in posterior.report["notes"])
+    assert any("validation points" in note for note in posterior.report.notes)
 
 
 def test_predictive_densities_are_those_of_the_closed_form() -> None:

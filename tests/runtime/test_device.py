@@ -48,8 +48,8 @@ def test_posteriors_are_those_of_the_cpu(method_name: str, kind: str) -> None:
     network, there_task = moved(make_network(MLP((5,)), task), task)
     there = method.fit(there_task, [network], context())
     torch.testing.assert_close(there.draws(4, 1)(x.to(DEVICE)).cpu(), expected, rtol=1e-6, atol=1e-8)
-    if "evidence_nats" in here.report:
-        assert there.report["evidence_nats"] == pytest.approx(here.report["evidence_nats"], rel=1e-6)
+    if "evidence_nats" in here.report.facts:
+        assert there.report.facts["evidence_nats"] == pytest.approx(here.report.facts["evidence_nats"], rel=1e-6)
 
 
 @needs_device

@@ -67,10 +67,10 @@ def test_out_of_memory_halves_chunks_and_goes_on(
     expected = method.fit(task, [network], context())
     asked = scarce(monkeypatch, 7, error)
     found = method.fit(task, [network], context())
-    halvings = found.report["repairs"]["out_of_memory_halved"]
+    halvings = found.report.repairs["out_of_memory_halved"]
     assert halvings == 7  # 512, of which 40 are there, to 4
     assert max(asked[-3:]) <= 4
-    assert found.report["evidence_nats"] == pytest.approx(expected.report["evidence_nats"], rel=1e-10)
+    assert found.report.facts["evidence_nats"] == pytest.approx(expected.report.facts["evidence_nats"], rel=1e-10)
     moments, wanted = found.moments(task.test.inputs), expected.moments(task.test.inputs)  # type: ignore[union-attr]
     assert torch.allclose(moments.covariance, wanted.covariance, rtol=1e-9)
 
@@ -109,9 +109,9 @@ def test_out_of_memory_halves_every_pass(name: str, monkeypatch: pytest.MonkeyPa
     wanted = expected.draws(3, 1)(task.test.inputs)
     asked = scarce(monkeypatch, 7, ERRORS[0])
     found = method.fit(task, [network], context())
-    assert found.report["repairs"]["out_of_memory_halved"] >= 4
+    assert found.report.repairs["out_of_memory_halved"] >= 4
     assert any(size > 7 for size in asked), "the passes were never short of memory"
-    assert found.report["evidence_nats"] == pytest.approx(expected.report["evidence_nats"], rel=1e-7)
+    assert found.report.facts["evidence_nats"] == pytest.approx(expected.report.facts["evidence_nats"], rel=1e-7)
     assert torch.allclose(found.draws(3, 1)(task.test.inputs), wanted, rtol=1e-5, atol=1e-6)
     if name == "v* by kept Jacobians":
         assert not TangentModel(task, found.jacobians, _fits=False).keeps
@@ -124,8 +124,8 @@ def test_kept_jacobians_are_within_the_budget() -> None:
     assert model.keeps and model.in_function_space == dual_tangent.affordable(task, model.jacobians)
     with limited_memory(4e-5):  # a quarter of 43 kB; the rows take 55 kB
         assert not model.keeps and not dual_tangent.affordable(task, model.jacobians)
-        settled = Laplace(structure="diag", mode="tangent").fit(task, [network], context()).report
-    plain = Laplace(structure="diag", mode="tangent").fit(task, [network], context()).report
+        settled = Laplace(structure="diag", mode="tangent").fit(task, [network], context()).report.facts
+    plain = Laplace(structure="diag", mode="tangent").fit(task, [network], context()).report.facts
     assert settled["tangent_settled"] and settled["tangent_passes"] > 2
     assert settled["evidence_nats"] == pytest.approx(plain["evidence_nats"], rel=1e-7)
 
@@ -159,7 +159,7 @@ def test_a_budget_sizes_chunks_and_changes_no_number() -> None:
         with limited_memory(1e-3):
             wider = found.jacobians.batch_size(3, use="factors")
     assert sizes[1] <= sizes[0] < wider <= expected.jacobians.batch_size(3, use="factors")
-    assert found.report["evidence_nats"] == pytest.approx(expected.report["evidence_nats"], rel=1e-10)
+    assert found.report.facts["evidence_nats"] == pytest.approx(expected.report.facts["evidence_nats"], rel=1e-10)
 
 
 @pytest.mark.parametrize("structure", ["kfac", "ekfac", "diag"])

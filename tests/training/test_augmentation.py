@@ -90,7 +90,7 @@ def test_posteriors_are_fitted_to_clean_images() -> None:
     network = train(config(Conv(), replace(ADAM, epochs=1, warmup_epochs=0), augment=EVERYTHING), [Lane(task, 1)])[0]
     method = Laplace(structure="kfac")
     first, second = (method.fit(task, [network], context()) for _ in range(2))
-    assert first.report["evidence_nats"] == second.report["evidence_nats"]
+    assert first.report.facts["evidence_nats"] == second.report.facts["evidence_nats"]
     x = task.test.inputs
     assert torch.equal(first.draws(3, 0)(x), second.draws(3, 0)(x))
 
