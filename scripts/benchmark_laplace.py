@@ -35,8 +35,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from laplace_bounds import BOUNDS
-from laplace_works import Row, rows
+from laplace_benchmark_bounds import BOUNDS
+from laplace_benchmark_cases import Row, rows
 
 from bnn_runner.runs.cell import table_text
 from bnn_runner.runtime.files import write_text

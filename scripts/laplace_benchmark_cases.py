@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from laplace_bounds import BOUNDS
+from laplace_benchmark_bounds import BOUNDS
 from torch import Tensor, nn
 
 from bnn_runner.base import Network
