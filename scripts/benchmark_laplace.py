@@ -1,19 +1,18 @@
-"""What Laplace costs here and in laplace-torch: seconds, ratio and memory of the same work, row by row.
+"""Cost of Laplace here and in laplace-torch: seconds, ratio and memory of the same computation, case by case.
 
 Writes outputs/results/laplace_speed.{csv,md}.
 
-    python scripts/benchmark_laplace.py                      all rows, about half an hour on 2 idle cores
-    python scripts/benchmark_laplace.py kfac_fit diag_fit    these rows
-    python scripts/benchmark_laplace.py --repeats 1 --quick  once each, nothing written
+    python scripts/benchmark_laplace.py                      all cases, about half an hour on 2 idle cores
+    python scripts/benchmark_laplace.py kfac_fit diag_fit    these cases; the rows of the others are kept
+    python scripts/benchmark_laplace.py --repeats 1 --quick  once each, nothing is written
 
-Needs laplace-torch (`pip install -e '.[test]'`) with its backends curvlinops (its default), asdl and backpack; one that
-does not do a piece of work, or is not installed, is named with the reason. A bound is the part of the work that no side
-can leave out, on numbers that are there already. Each side of a row is a process of its own with the same threads; they
-work in turn, one repeat each, and never together. Seconds are medians over repeats, of wall time and of the process's
-CPU time (which other programs on the machine disturb less); ratios are of these medians. Memory is what the process
-holds at its peak above what it held before the first repeat. A peer that has spent its allowance (--allowance, seconds)
-is not repeated further. A side that would take more than --gib, or --limit seconds for one repeat, is
-stopped. Rows that are named replace those of the tables; the others stay as they are.
+Needs laplace-torch (`pip install -e '.[test]'`) with its backends curvlinops (its default), asdl and backpack. If a
+backend does not support a case, or is not installed, the table has the reason. A bound is the arithmetic that no
+implementation can avoid, on arrays that already exist. Each side of a case has its own process with the same number of
+threads; the sides take turns, one repeat each, and never run together. Seconds are medians over repeats of wall time
+and of the process's CPU time (which other programs disturb less), and ratios are ratios of these medians. Memory is the
+process's peak minus its memory before the first repeat. A peer that has used up its allowance (--allowance, seconds) is
+not repeated further. A side that needs more than --gib, or more than --limit seconds for one repeat, is stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from laplace_benchmark_bounds import BOUNDS
-from laplace_benchmark_cases import Row, rows
+from laplace_benchmark_cases import Case, cases
 
 from bnn_runner.runs.cell import table_text
 from bnn_runner.runtime.files import write_text
@@ -46,7 +45,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 
 @dataclass(frozen=True)
 class Result:
-    """One side of a row; `ratio` is its time by ours, `held_ratio` its memory by ours."""
+    """One side of a case; `ratio` is its time divided by ours, `held_ratio` its memory divided by ours."""
 
     row: str
     what: str
@@ -65,7 +64,7 @@ class Result:
 
 @dataclass
 class Side:
-    """A process that does the work when told."""
+    """A process that runs the case once for each line that it reads."""
 
     name: str
     process: subprocess.Popen[str]
@@ -82,15 +81,15 @@ class Side:
     def median_cpu(self) -> float:
         return statistics.median(self.cpu) if self.cpu else float("nan")
 
-    def tell(self, word: str) -> None:
-        """Give it a line."""
+    def send(self, word: str) -> None:
+        """Write a line to its standard input."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write(word + "\n")
             self.process.stdin.flush()
 
-    def hear(self, limit: float = math.inf) -> list[str]:
-        """The words of its next answer; none, with the reason kept, when it failed or took over `limit` seconds."""
+    def receive(self, limit: float = math.inf) -> list[str]:
+        """The words of its next answer; empty, with `reason` set, if it failed or took over `limit` seconds."""
         watch = threading.Timer(min(limit, threading.TIMEOUT_MAX), self._stop, [limit])
         watch.daemon = True
         watch.start()
@@ -100,7 +99,7 @@ class Side:
             watch.cancel()
 
     def _stop(self, limit: float) -> None:
-        self.reason = f"takes more than {limit:g} s"
+        self.reason = f"needs more than {limit:g} s"
         self.process.kill()
 
     def _answer(self) -> list[str]:
@@ -119,23 +118,23 @@ class Side:
 # ------------------------------------------------------------------------------------ one side
 
 
-def child(row: Row, side: str, threads: int, gib: float) -> int:
-    """Prepare; then work at each word from standard input, and answer with seconds and MiB."""
+def child(case: Case, side: str, threads: int, gib: float) -> int:
+    """Prepare a side, then run it once for each line of standard input and print seconds and MiB."""
     import torch
 
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
     try:
-        work = row.make(side)
+        run = case.make(side)
         print("@ready", flush=True)
         sys.stdin.readline()
         before = _status("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         limit = int(_status("VmSize") * 2**20 + gib * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for _ in sys.stdin:
             wall, cpu = time.perf_counter(), time.process_time()
-            work()
+            run()
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             print(f"@ok {wall} {cpu} {_status('VmHWM') - before}", flush=True)
     except Exception as error:
@@ -147,7 +146,7 @@ def child(row: Row, side: str, threads: int, gib: float) -> int:
 
 
 def _status(name: str) -> float:
-    """A line of /proc/self/status, MiB."""
+    """A value of /proc/self/status, MiB."""
     found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(found.group(1)) / 1024 if found else float("nan")
 
@@ -155,12 +154,12 @@ def _status(name: str) -> float:
 # ------------------------------------------------------------------------------------- a table
 
 
-def measure(row: Row, repeats: int, threads: int, allowance: float, gib: float, limit: float) -> list[Result]:
-    """All sides of a row in turn."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", row.name, "--threads", str(threads)]
+def measure(case: Case, repeats: int, threads: int, allowance: float, gib: float, limit: float) -> list[Result]:
+    """All sides of a case in turn."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", case.name, "--threads", str(threads)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     sides = []
-    for name in row.sides:  # one after the other: nobody prepares while another works
+    for name in case.sides:  # one after the other: no side prepares while another runs
         process = subprocess.Popen(
             [*command, "--side", name, "--gib", str(gib)],
             stdin=subprocess.PIPE,
@@ -170,43 +169,43 @@ def measure(row: Row, repeats: int, threads: int, allowance: float, gib: float, 
             env=environment,
         )
         sides.append(Side(name, process))
-        sides[-1].hear()
+        sides[-1].receive()
     for side in sides:
         if not side.reason:
-            side.tell("begin")
+            side.send("begin")
     for turn in range(repeats):
         for side in sides:
             spent = sum(side.wall) * (turn + 1) / max(turn, 1)
             if side.reason or (turn and side.name != "ours" and spent > allowance):
                 continue
-            side.tell("work")
-            if answer := side.hear(limit):
+            side.send("run")
+            if answer := side.receive(limit):
                 wall, cpu, memory = (float(word) for word in answer)
                 if side.name != "ours":
-                    wall, cpu = wall * row.peers_part, cpu * row.peers_part
+                    wall, cpu = wall * case.peers_part, cpu * case.peers_part
                 side.wall.append(wall)
                 side.cpu.append(cpu)
                 side.memory_mib = memory
-                print(f"  {row.name} {side.name}: {wall:.3f} s, {memory:.0f} MiB", file=sys.stderr, flush=True)
+                print(f"  {case.name} {side.name}: {wall:.3f} s, {memory:.0f} MiB", file=sys.stderr, flush=True)
     for side in sides:
         side.process.communicate()
-    return _compared(row, sides)
+    return _compared(case, sides)
 
 
-def _compared(row: Row, sides: Sequence[Side]) -> list[Result]:
-    """Each side beside ours, and beside the targets it is held to."""
+def _compared(case: Case, sides: Sequence[Side]) -> list[Result]:
+    """Each side compared with ours and with its target."""
     ours = sides[0]
     peers = [s for s in sides[1:] if s.wall and s.name not in BOUNDS]
     best = min(peers, key=lambda s: s.median, default=None)
     results = []
     for side in sides:
-        target = row.target.get("best" if side is best else side.name, float("nan"))
+        target = case.target.get("best" if side is best else side.name, float("nan"))
         if side is best and side.name == "default":
-            target = max(row.target.values(), default=float("nan"))
+            target = max(case.target.values(), default=float("nan"))
         results.append(
             Result(
-                row.name,
-                row.what,
+                case.name,
+                case.what,
                 side.name + (", best" if side is best and len(sides) > 2 else ""),
                 side.median,
                 _ratio(side.median, ours.median),
@@ -228,9 +227,9 @@ def _ratio(theirs: float, ours: float) -> float:
 
 
 def table(results: Sequence[Result], note: str) -> str:
-    """Markdown: one line a side."""
+    """Markdown: one line per side."""
     lines = [
-        "| work | side | seconds | times ours | aim | CPU times ours | MiB | times ours | n | load |",
+        "| case | side | seconds | ÷ ours | target | CPU seconds ÷ ours | MiB | ÷ ours | n | load |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in results:
@@ -244,9 +243,9 @@ def table(results: Sequence[Result], note: str) -> str:
     return "\n".join([*lines, "", note])
 
 
-def _number(value: float, beside: Result | None = None) -> str:
-    """Three digits; nothing for what is not there, or for ours beside itself."""
-    return "" if value != value or (beside is not None and beside.side == "ours") else f"{value:.3g}"
+def _number(value: float, ratio_of: Result | None = None) -> str:
+    """Three digits; empty for NaN, and for our own ratios, which are 1."""
+    return "" if value != value or (ratio_of is not None and ratio_of.side == "ours") else f"{value:.3g}"
 
 
 def kept(path: Path) -> list[Result]:
@@ -264,36 +263,37 @@ def _float(text: str) -> float:
 
 
 def main() -> int:
-    known = {row.name: row for row in rows()}
+    known = {case.name: case for case in cases()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(known))
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(known))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--allowance", type=float, default=60, help="seconds a side may spend on its repeats")
     parser.add_argument("--limit", type=float, default=600, help="seconds one repeat may take before it is stopped")
     parser.add_argument("--gib", type=float, default=6, help="memory a side may take")
-    parser.add_argument("--quick", action="store_true", help="nothing written")
+    parser.add_argument("--quick", action="store_true", help="write nothing")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         return child(known[arguments.child], arguments.side, arguments.threads, arguments.gib)
-    if unknown := [name for name in arguments.rows if name not in known]:
-        parser.error(f"no such row: {', '.join(unknown)}")
+    if unknown := [name for name in arguments.cases if name not in known]:
+        parser.error(f"unknown case: {', '.join(unknown)}. The cases: {', '.join(known)}.")
     import torch
 
     note = (
-        f"torch {torch.__version__}, float32, {arguments.threads} threads on {os.cpu_count()} cores; load: of "
-        "the whole machine at the row's end. MiB: peak above what was held before. Ours: sums and factors in float64."
+        f"torch {torch.__version__}, float32, {arguments.threads} threads on {os.cpu_count()} cores. "
+        "÷ ours: divided by our value. MiB: peak minus memory before. load: of the machine at the end of the case. "
+        "Our sums and factors are float64."
     )
     results = [] if arguments.quick else kept(RESULTS / "laplace_speed.csv")
-    for row in known.values():
-        if arguments.rows and row.name not in arguments.rows:
+    for case in known.values():
+        if arguments.cases and case.name not in arguments.cases:
             continue
         measured = measure(
-            row, arguments.repeats, arguments.threads, arguments.allowance, arguments.gib, arguments.limit
+            case, arguments.repeats, arguments.threads, arguments.allowance, arguments.gib, arguments.limit
         )
-        results = [r for r in results if r.row in known and r.row != row.name] + measured
+        results = [r for r in results if r.row in known and r.row != case.name] + measured
         results.sort(key=lambda r: list(known).index(r.row))
         print(table(measured, note), flush=True)
         if not arguments.quick:

@@ -1,6 +1,6 @@
-"""What stops a row of `benchmark_laplace.py`: the arithmetic that no way of doing the work leaves out, timed alone.
+"""Lower bounds for cases of `benchmark_laplace.py`: the arithmetic that no implementation can avoid, timed alone.
 
-Each is the float64 algebra of 1,000 rows (points) of 3,051 weights, on numbers that are there already.
+Each is the float64 algebra of 1,000 rows (points) of 3,051 weights, on arrays that already exist.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def _product() -> Callable[[], object]:
 def _dual_side() -> Callable[[], object]:
     rows = _rows()
 
-    def work() -> torch.Tensor:
+    def run() -> torch.Tensor:
         values, left = torch.linalg.eigh(gram(rows.T))
         return (rows.T @ left) * values.rsqrt()
 
-    return work
+    return run
 
 
 BOUNDS: dict[str, Callable[[], Callable[[], object]]] = {
     "bound: this product alone": _product,
-    "bound: the smaller side's product, eigenvectors, and theirs alone": _dual_side,
+    "bound: Gram matrix of the smaller side, its eigenvectors, and those of H": _dual_side,
 }

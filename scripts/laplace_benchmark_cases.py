@@ -1,8 +1,8 @@
-"""The pieces of work that `benchmark_laplace.py` times: ours and laplace-torch's, on the same network and data.
+"""The cases that `benchmark_laplace.py` times: the same computation here and in laplace-torch, on the same network.
 
-Each function prepares one side of a row and gives the work itself, which is what is timed. `side` is
-"ours", the name of a backend of laplace-torch, or a bound. Numbers are float32, as both programs have them by
-default; our sums and factorisations are float64 inside.
+Each function prepares one side of a case and returns the computation, which alone is timed. A side is "ours", the name
+of a backend of laplace-torch, or a bound. Numbers are float32, the default of both programs; our sums and
+factorisations are float64 internally.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
 from bnn_runner.training.state import Lane, TrainingConfig
 
-Work = Callable[[], object]
+Run = Callable[[], object]
 PEERS = {"default": "CurvlinopsGGN", "asdl": "AsdlGGN", "backpack": "BackPackGGN"}
 """Backends of laplace-torch by the name of their package; curvlinops is its default."""
 
@@ -55,7 +55,7 @@ LANES, EPOCHS = 20, 20
 
 @dataclass(frozen=True)
 class Problem:
-    """A network as a plain module, and data: `points` to fit on, `test` to predict."""
+    """A network as a plain module, and data: `x`, `y` to fit on, `test` to predict."""
 
     module: nn.Module
     x: Tensor
@@ -126,35 +126,35 @@ def _our_posterior(problem: Problem, structure: Structure) -> LinearisedLaplace:
     return LinearisedLaplace(jacobians, gaussian, problem.network().likelihood, {}, {})
 
 
-def _our_fit(problem: Problem, structure: Structure, last_layer: bool = False) -> Work:
-    def work() -> BlockCurvature | FullCurvature:
+def _our_fit(problem: Problem, structure: Structure, last_layer: bool = False) -> Run:
+    def run() -> BlockCurvature | FullCurvature:
         curvature = _fit(problem, structure, last_layer)[1]
         if isinstance(curvature, FullCurvature):
             curvature.isotropic_eigen()
         return curvature
 
-    return work
+    return run
 
 
-def _our_matrix(problem: Problem) -> Work:
+def _our_matrix(problem: Problem) -> Run:
     """H itself, P x P, which the runner forms where it is the smaller side."""
 
-    def work() -> FullCurvature:
+    def run() -> FullCurvature:
         with true_float32(), torch.no_grad():
             jacobians = _jacobians(problem)
             fit = Fit(problem.task(), jacobians, OutputCurvature(), "expand", False, Repairs(), lambda *_: None)
             rows = sum(jacobians.sizes().values())
             return fit_full(jacobians, fit.batches(), rows, Repairs())
 
-    return work
+    return run
 
 
-def _our_evidence(problem: Problem) -> Work:
-    """Adam on log λ, as the peer; its eigendecomposition is part of the work."""
+def _our_evidence(problem: Problem) -> Run:
+    """Adam on log λ, as in laplace-torch; the eigendecomposition is timed too."""
     task, network = problem.task(), problem.network()
     _, fitted = _fit(problem, "full")
 
-    def work() -> Tensor:
+    def run() -> Tensor:
         curvature: Curvature = FullCurvature(fitted.rows, fitted.gram, fitted.sizes, fitted.dtype, Repairs())
         log_precision = torch.zeros(1, dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.Adam([log_precision], lr=0.1)
@@ -165,17 +165,17 @@ def _our_evidence(problem: Problem) -> Work:
             optimizer.step()
         return log_precision.exp().detach()
 
-    return work
+    return run
 
 
 def _square(network: Network) -> Tensor:
     return torch.stack([p.double().square().sum() for p in network.parameters.values()]).sum().reshape(1)
 
 
-def _our_predictions(problem: Problem, structure: Structure, batch_size: int) -> Work:
+def _our_predictions(problem: Problem, structure: Structure, batch_size: int) -> Run:
     posterior = _our_posterior(problem, structure)
 
-    def work() -> list[object]:
+    def run() -> list[object]:
         out: list[object] = []
         for x in problem.test.split(batch_size):
             moments = posterior.moments(x)
@@ -185,7 +185,7 @@ def _our_predictions(problem: Problem, structure: Structure, batch_size: int) ->
                 out.append(moments)
         return out
 
-    return work
+    return run
 
 
 # ------------------------------------------------------------------------------ laplace-torch
@@ -206,61 +206,61 @@ def _peer(problem: Problem, structure: str, backend: str, weights: str = "all") 
     )
 
 
-def _peer_fit(problem: Problem, structure: str, backend: str, batch_size: int, weights: str = "all") -> Work:
+def _peer_fit(problem: Problem, structure: str, backend: str, batch_size: int, weights: str = "all") -> Run:
     loader = problem.loader(batch_size)
 
-    def work() -> Any:
+    def run() -> Any:
         la = _peer(problem, structure, backend, weights)
         la.fit(loader, progress_bar=False)
         return la
 
-    return work
+    return run
 
 
-def _ready(fit: Work) -> Work:
-    """The fit, and the covariance factor that predictions start from."""
+def _ready(fit: Run) -> Run:
+    """The fit and the covariance factor that predictions need."""
 
-    def work() -> Any:
+    def run() -> Any:
         la: Any = fit()
         return la.posterior_scale
 
-    return work
+    return run
 
 
-def _peer_evidence(problem: Problem, backend: str) -> Work:
+def _peer_evidence(problem: Problem, backend: str) -> Run:
     la: Any = _peer_fit(problem, "full", "asdl", 1000)()
 
-    def work() -> None:
+    def run() -> None:
         la.optimize_prior_precision(method="marglik", pred_type="glm", n_steps=PEER_STEPS, lr=0.1)
 
-    return work
+    return run
 
 
-def _peer_predictions(problem: Problem, structure: str, backend: str, fit_batch: int, batch_size: int) -> Work:
+def _peer_predictions(problem: Problem, structure: str, backend: str, fit_batch: int, batch_size: int) -> Run:
     la: Any = _peer_fit(problem, structure, backend, fit_batch)()
 
-    def work() -> list[Any]:
+    def run() -> list[Any]:
         return [la(x, pred_type="glm", link_approx="probit") for x in problem.test.split(batch_size)]
 
-    return work
+    return run
 
 
 # ------------------------------------------------------------------------------ other than Laplace
 
 
-def _our_networks() -> Work:
+def _our_networks() -> Run:
     problem = regression()
     task, model = problem.task(), MLP((50, 50), "tanh")
     schedule = Schedule(optimizer="adam", epochs=EPOCHS, batch_size=128, lr=1e-3)
     config = TrainingConfig(model, schedule, Isotropic(PRECISION), NoiseRule("fixed", 1.0))
     progress = Console(io.StringIO()).progress()
 
-    def work() -> None:
+    def run() -> None:
         group = LaneTrainer(config, [Lane(task, seed) for seed in range(LANES)], torch.device("cpu"))
         with tempfile.TemporaryDirectory() as folder, stop_on_signals() as stop:
             group.train(Path(folder) / "checkpoint", progress, stop)
 
-    return work
+    return run
 
 
 def _networks_in_turn() -> None:
@@ -281,117 +281,126 @@ def _python(*words: str) -> None:
     subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
 
 
-# ---------------------------------------------------------------------------------------- rows
+# --------------------------------------------------------------------------------------- cases
 
 
 @dataclass(frozen=True)
-class Row:
-    """`target`: the ratio aimed at by peer ("default", "best"). A peer does one part in `peers_part` of equal steps."""
+class Case:
+    """One case of the table.
+
+    Args:
+        name: Name on the command line.
+        what: Description in the table.
+        make: Prepares a side, given its name.
+        target: Intended ratio to our time, by peer ("default", "best").
+        sides: Names of the sides.
+        peers_part: A peer runs one in `peers_part` of the equal steps, and its time is multiplied by that.
+    """
 
     name: str
     what: str
-    make: Callable[[str], Work]
+    make: Callable[[str], Run]
     target: dict[str, float]
     sides: tuple[str, ...] = ("ours", *PEERS)
     peers_part: float = 1
 
 
-def _row(ours: Callable[[], Work], peer: Callable[[str], Work]) -> Callable[[str], Work]:
+def _sides(ours: Callable[[], Run], peer: Callable[[str], Run]) -> Callable[[str], Run]:
     return lambda side: BOUNDS[side]() if side in BOUNDS else ours() if side == "ours" else peer(side)
 
 
-def rows() -> Iterator[Row]:
-    """Every row of the table."""
-    yield Row(
+def cases() -> Iterator[Case]:
+    """Every case of the table."""
+    yield Case(
         "full_matrix",
         "GGN of 3,051 weights, N = 1,000: the matrix",
-        _row(lambda: _our_matrix(regression()), lambda b: _peer_fit(regression(), "full", b, 1000)),
+        _sides(lambda: _our_matrix(regression()), lambda b: _peer_fit(regression(), "full", b, 1000)),
         {"default": 30, "best": 4},
         sides=("ours", *PEERS, next(iter(BOUNDS))),
     )
-    yield Row(
+    yield Case(
         "full_fit",
-        "the same, up to what predictions start from",
-        _row(lambda: _our_fit(regression(), "full"), lambda b: _ready(_peer_fit(regression(), "full", b, 1000))),
+        "the same, with everything that predictions need",
+        _sides(lambda: _our_fit(regression(), "full"), lambda b: _ready(_peer_fit(regression(), "full", b, 1000))),
         {"default": 30, "best": 4},
         sides=("ours", *PEERS, list(BOUNDS)[1]),
     )
-    yield Row(
+    yield Case(
         "evidence",
-        f"{STEPS} isotropic evidence steps on it (peer: {PEER_STEPS}, times {STEPS // PEER_STEPS})",
-        _row(lambda: _our_evidence(regression()), lambda b: _peer_evidence(regression(), b)),
+        f"{STEPS} isotropic evidence steps on it (peer: {PEER_STEPS} steps, scaled by {STEPS // PEER_STEPS})",
+        _sides(lambda: _our_evidence(regression()), lambda b: _peer_evidence(regression(), b)),
         {"default": 300},
         sides=("ours", "default"),
         peers_part=STEPS / PEER_STEPS,
     )
-    yield Row(
+    yield Case(
         "full_predictive",
         "closed-form predictive of 1,000 points",
-        _row(
+        _sides(
             lambda: _our_predictions(regression(), "full", 1000),
             lambda b: _peer_predictions(regression(), "full", b, 1000, 1000),
         ),
         {"best": 5},
     )
-    yield Row(
+    yield Case(
         "kfac_fit",
         "KFAC fit, LeNet-like (114,314 weights), N = 2,000, batch 256",
-        _row(lambda: _our_fit(images(), "kfac"), lambda b: _peer_fit(images(), "kron", b, 256)),
+        _sides(lambda: _our_fit(images(), "kfac"), lambda b: _peer_fit(images(), "kron", b, 256)),
         {"best": 1.3},
     )
-    yield Row(
+    yield Case(
         "kfac_predictive",
         "KFAC predictive of 200 points, peer's batch 16",
-        _row(
+        _sides(
             lambda: _our_predictions(images(), "kfac", 200),
             lambda b: _peer_predictions(images(256), "kron", b, 256, 16),
         ),
         {"best": 20},
     )
-    yield Row(
+    yield Case(
         "kfac_predictive_256",
         "KFAC predictive of 256 points, one batch",
-        _row(
+        _sides(
             lambda: _our_predictions(images(test=256), "kfac", 256),
             lambda b: _peer_predictions(images(256, 256), "kron", b, 256, 256),
         ),
         {},
     )
-    yield Row(
+    yield Case(
         "diag_fit",
         "diagonal fit, peer's batch 32",
-        _row(lambda: _our_fit(images(), "diag"), lambda b: _peer_fit(images(), "diag", b, 32)),
+        _sides(lambda: _our_fit(images(), "diag"), lambda b: _peer_fit(images(), "diag", b, 32)),
         {"best": 1.5},
     )
-    yield Row(
+    yield Case(
         "diag_predictive",
         "diagonal predictive of 200 points, peer's batch 16",
-        _row(
+        _sides(
             lambda: _our_predictions(images(), "diag", 200),
             lambda b: _peer_predictions(images(256), "diag", b, 32, 16),
         ),
         {"best": 10},
     )
-    yield Row(
+    yield Case(
         "last_layer_fit",
         "full fit of the last layer (650 weights), N = 2,000, batch 256",
-        _row(
+        _sides(
             lambda: _our_fit(images(), "full", last_layer=True),
             lambda b: _ready(_peer_fit(images(), "full", b, 256, "last_layer")),
         ),
         {},
     )
-    yield Row(
+    yield Case(
         "networks",
         f"{LANES} MLPs 8-50-50-1, N = 1,000, {EPOCHS} epochs of Adam, batch 128",
-        _row(_our_networks, lambda _: _networks_in_turn),
+        _sides(_our_networks, lambda _: _networks_in_turn),
         {},
         sides=("ours", "one by one"),
     )
-    yield Row(
+    yield Case(
         "help",
-        "`bnn-run --help` beside `import torch`",
-        _row(
+        "`bnn-run --help`, compared with `import torch`",
+        _sides(
             lambda: partial(_python, "-m", "bnn_runner.cli.main", "--help"),
             lambda _: partial(_python, "-c", "import torch"),
         ),

@@ -1,18 +1,17 @@
-"""Regenerates the talks' tables and figures, one preset or all, beside the published numbers.
+"""Reproduces the talks' tables and figures and compares them with the published numbers.
 
-    python scripts/reproduce.py                              lists the presets with what they cost
-    python scripts/reproduce.py mnist_methods                one, at the size for two CPU cores
-    python scripts/reproduce.py --all                        every one
+    python scripts/reproduce.py                              list the presets and what they cost
+    python scripts/reproduce.py mnist_methods                one preset, at the size for two CPU cores
+    python scripts/reproduce.py --all                        every preset
     python scripts/reproduce.py uci_methods --size paper     with the published settings
-    python scripts/reproduce.py uci_methods data=yacht       less of it: further words go to bnn-run
-    python scripts/reproduce.py uci_methods --check          again, and compare with the kept table
+    python scripts/reproduce.py uci_methods data=yacht       a part of it: further words are passed to bnn-run
+    python scripts/reproduce.py uci_methods --check          run it and compare with the kept table
 
-A preset is an experiment of conf/experiment/, or a script that makes pictures; presets.yaml lists them. Runs go to
---output, a folder for each preset, trained networks into a folder that all share. What is finished there is not run
-again, so that the same command, typed after a stop, goes on. Tables and figures go to --results: what bnn-report
-writes, what the size can and cannot show, and where the numbers come from. Several presets run two at a time on two
-cores (--jobs), the longest first; what each prints is in reproduce.log in its folder. One alone runs two jobs of its
-sweep at a time.
+A preset is an experiment of conf/experiment/ or a script that makes figures; presets.yaml lists them. Runs go to
+--output, one folder per preset; all presets share one folder of trained networks. Finished runs are not repeated, so
+the same command resumes after an interruption. Tables and figures go to --results: the output of bnn-report, what the
+size does and does not show, and the origin of the numbers. Several presets run two at a time on two cores (--jobs), the
+longest first, and each prints to reproduce.log in its folder. A single preset runs two jobs of its sweep at a time.
 """
 
 from __future__ import annotations
@@ -44,23 +43,30 @@ from bnn_runner.runtime.files import write_text
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "outputs" / "results"
 MOST_ACROSS, PICTURE_INCHES = 3, 5.0
-"""Of the pictures of runs that are put together in one."""
+"""Figures of runs in one row of a combined figure, and the width of each."""
 STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM}
-"""Exit codes of a program that was asked to stop: no table is made of half a sweep."""
+"""Exit codes of an interrupted program: no table is made from half a sweep."""
 _DRAWING = threading.Lock()
-"""Of matplotlib, which draws for one thread at a time."""
+"""matplotlib is not thread-safe."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One line of presets.yaml.
+    """One entry of presets.yaml.
 
-    `item` is its number in the list of the talks' tables. `minutes` is the cost of each size on one core, or what the
-    paper's needs. `run` are command lines of bnn-run, `script` one of a script beside this file. `report` are words
-    for bnn-report, `pictures` the figure of the runs that is put together for the first seed of each row. `after` is a
-    line of a program that works on the newest run, `keep` what it leaves there (a glob pattern), kept beside the
-    table. `shows` says what the small size can and cannot show and explains what is missed. `check` are columns of
-    the kept table with the share by which another machine may differ.
+    Args:
+        name: Name of the preset, and of its kept table.
+        item: Its number in the list of the talks' tables.
+        what: Title of the table.
+        minutes: Cost of each size in minutes, or what the size needs.
+        run: Command lines for bnn-run.
+        script: Command line of a script in this folder, instead of `run`.
+        report: Options for bnn-report.
+        pictures: Glob pattern of a figure of the runs; those of the first seed of each row are combined into one.
+        after: Command line of a program that works on the newest run.
+        keep: Glob pattern of the files that `after` writes into the run; they are kept with the table.
+        shows: What the small size does and does not show, with the reason for every miss.
+        check: Columns of the kept table, each with the relative difference that another machine may show.
     """
 
     name: str
@@ -84,7 +90,18 @@ def presets() -> dict[str, Preset]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how presets are made: folders, jobs and threads of each, whether to run, whether each has its log."""
+    """Where and how presets are made.
+
+    Args:
+        output: Folder of the runs.
+        results: Folder of the tables and figures.
+        size: small or paper.
+        words: Further overrides for bnn-run.
+        jobs: Jobs of one sweep that run at a time.
+        threads: Threads of one job; None leaves the default.
+        runs: Whether to run anything, or only to make tables of finished runs.
+        logged: Whether output goes to reproduce.log in the preset's folder.
+    """
 
     output: Path
     results: Path
@@ -99,26 +116,26 @@ class Place:
         return self.output / (preset.name if self.size == "small" else f"{preset.name}_{self.size}")
 
     def call(self, words: Sequence[str], folder: Path, alone: bool = False) -> int:
-        """Run a program; its exit code. `alone`: one job, which may have all the cores that there are for us."""
+        """Run a program and return its exit code. `alone`: a single job, which may use all of our cores."""
         threads = self.jobs * (self.threads or 1) if alone else self.threads
-        told = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
         if not self.logged:
             print("+ " + shlex.join(words), flush=True)
-            return exit_code(subprocess.run(words, check=False, env=os.environ | told))
+            return exit_code(subprocess.run(words, check=False, env=environment))
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "reproduce.log").open("a", encoding="utf-8") as log:
             log.write("+ " + shlex.join(words) + "\n")
             log.flush()
-            return exit_code(subprocess.run(words, check=False, env=os.environ | told, stdout=log, stderr=log))
+            return exit_code(subprocess.run(words, check=False, env=environment, stdout=log, stderr=log))
 
 
 def exit_code(ended: subprocess.CompletedProcess[bytes]) -> int:
-    """As a shell tells it: 128 and the signal's number of a program that a signal ended."""
+    """As a shell reports it: 128 plus the signal's number if a signal ended the program."""
     return ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
 
 
 def make(preset: Preset, place: Place) -> int:
-    """Run a preset (unless only its table is wanted) and write its table and figures; the exit code."""
+    """Run a preset, write its table and figures, and return the exit code."""
     folder, results = place.folder(preset), place.results
     if preset.script:
         line = preset.script.format(results=results, output=folder, jobs=place.jobs)
@@ -173,9 +190,9 @@ def make(preset: Preset, place: Place) -> int:
 
 
 def montage(cells: Sequence[CellRecord], picture: str, path: Path) -> None:
-    """The figure of that name (a glob pattern) of the first seed of every row, together in one.
+    """Combine a figure of the runs, given by a glob pattern, for the first seed of every row of the table.
 
-    Pictures of one shape stand in lines of at most three, all at the width of a column.
+    Figures of one shape are arranged in rows of at most three, all of the same width.
     """
     from matplotlib.figure import Figure
     from matplotlib.image import imread
@@ -214,7 +231,7 @@ def montage(cells: Sequence[CellRecord], picture: str, path: Path) -> None:
 
 
 def origin(cells: Sequence[CellRecord]) -> str:
-    """What the cells took, and the machine, versions and day they are from; rows that trained at once count once."""
+    """Cost of the cells, and their machine, versions and day. Cells that were trained together count once."""
     training: dict[object, float] = {}
     rest, machines, versions, days = 0.0, set(), set(), []
     for cell in cells:
@@ -226,14 +243,14 @@ def origin(cells: Sequence[CellRecord]) -> str:
         commit = (facts.get("git") or {}).get("commit", "")[:8] or "installed"
         versions.add(f"torch {facts['versions']['torch']}, bnn_runner {facts['versions']['bnn_runner']} ({commit})")
         days.append(facts["finished"][:10])
-    told = f"{len(cells)} cells, training {sum(training.values()) / 60:.1f} min, the rest {rest / 60:.1f} min"
-    return f"{told} ({'; '.join(sorted(machines))}; {'; '.join(sorted(versions))}; {max(days)})"
+    cost = f"{len(cells)} cells, training {sum(training.values()) / 60:.1f} min, the rest {rest / 60:.1f} min"
+    return f"{cost} ({'; '.join(sorted(machines))}; {'; '.join(sorted(versions))}; {max(days)})"
 
 
 def differences(shares: Mapping[str, float], made: Path, kept: Path) -> list[str]:
-    """Where a table made anew differs from the kept one by more than these shares, column by column."""
+    """Values that differ from the kept table by more than these relative differences, column by column."""
     new, old = _lines(made), _lines(kept)
-    problems = [f"{'/'.join(key)} is in one of them only" for key in sorted(new.keys() ^ old.keys())]
+    problems = [f"{'/'.join(key)} is in only one of the two tables" for key in sorted(new.keys() ^ old.keys())]
     for key in new.keys() & old.keys():
         for column, share in shares.items():
             a, b = (_number(table[key], column) for table in (new, old))
@@ -243,7 +260,7 @@ def differences(shares: Mapping[str, float], made: Path, kept: Path) -> list[str
 
 
 def _lines(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
-    """Rows by what names them: in a table of bnn-report all before the kind of task, else what is no number."""
+    """Rows by key: the columns before the kind of task in a table of bnn-report, else all columns of text."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     names = list(rows[0])
@@ -262,7 +279,7 @@ def _number(row: Mapping[str, str], column: str) -> float:
 
 
 def minutes(preset: Preset, size: str = "small") -> float:
-    """Of one core; infinite where it is told in words."""
+    """Minutes of one core; infinite if the preset states them in words."""
     value = preset.minutes[size]
     return float(value) if isinstance(value, int | float) else math.inf
 
@@ -273,17 +290,17 @@ def listing(found: Mapping[str, Preset]) -> str:
         small, paper = (f"{v} min" if isinstance(v, int | float) else str(v) for v in p.minutes.values())
         lines.append(f"{p.name:<24}{p.item:<6}{small:>9}   {paper:<22}{p.what}")
     total = sum(minutes(p) for p in found.values())
-    told = f"Minutes are those of one core; --all at the small size: {total:.0f}, which two cores do in {total / 2:.0f}"
-    return "\n".join([*lines, told])
+    note = f"Minutes are for one core. --all at the small size takes {total:.0f}, or {total / 2:.0f} on two cores."
+    return "\n".join([*lines, note])
 
 
 def compared(preset: Preset, made: Path, kept: Path) -> int:
-    """Tell where a table made anew differs from the kept one; 1 if it does anywhere."""
+    """Print the values that differ from the kept table; returns 1 if there are any."""
     if not preset.check:
         return 0
     new, old = (folder / f"{preset.name}.csv" for folder in (made, kept))
     if missing := [path for path in (new, old) if not path.exists()]:
-        print(f"{preset.name}: nothing to compare, there is no {missing[0]}")
+        print(f"{preset.name}: nothing to compare: {missing[0].name} is missing in {missing[0].parent.name}/")
         return 1
     problems = differences(preset.check, new, old)
     print("\n".join([f"{preset.name}: {len(problems)} values differ from the kept table", *problems]))
@@ -293,23 +310,23 @@ def compared(preset: Preset, made: Path, kept: Path) -> int:
 def main() -> int:
     found = presets()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="presets, and words for bnn-run")
+    parser.add_argument("words", nargs="*", help="presets, and overrides for bnn-run")
     parser.add_argument("--all", action="store_true", help="every preset")
     parser.add_argument("--size", choices=("small", "paper"), default="small")
     parser.add_argument("--output", type=Path, default=Path("outputs/reproduce"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables and figures")
-    both = "presets at once, or of one preset its sweep's jobs; they share the processors"
+    both = "presets at a time, or jobs at a time of a single preset's sweep; they share the cores"
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help=both)
-    parser.add_argument("--no-run", dest="run", action="store_false", help="only the tables, of the runs there are")
-    parser.add_argument("--check", action="store_true", help="compare with the kept table; --results stays as it is")
+    parser.add_argument("--no-run", dest="run", action="store_false", help="only make tables of finished runs")
+    parser.add_argument("--check", action="store_true", help="compare with the kept table; --results is not changed")
     arguments = parser.parse_intermixed_args()
     chosen = [w for w in arguments.words if "=" not in w]
     words = [w for w in arguments.words if "=" in w]
     unknown = sorted(set(chosen) - set(found))
     if unknown:
-        parser.error(f"no preset {', '.join(unknown)}. There are: {', '.join(found)}")
+        parser.error(f"unknown preset: {', '.join(unknown)}. The presets: {', '.join(found)}.")
     if arguments.jobs < 1:
-        parser.error(f"--jobs {arguments.jobs}: at least one job runs at a time")
+        parser.error(f"--jobs must be at least 1; got {arguments.jobs}.")
     if arguments.all:
         chosen = sorted(found, key=lambda name: -minutes(found[name], arguments.size))
     if not chosen:
@@ -331,18 +348,19 @@ def main() -> int:
     def one(name: str) -> int:
         start = time.perf_counter()
         code = make(found[name], place)
-        told = "" if code == 0 or not several else f", exit code {code}: see {place.folder(found[name])}/reproduce.log"
-        told = ", stopped" if code in STOPPED else told
-        print(f"{name}: {(time.perf_counter() - start) / 60:.1f} min{told}", flush=True)
+        log = arguments.output / place.folder(found[name]).name / "reproduce.log"
+        ended = "" if code == 0 or not several else f", exit code {code}: see {log}"
+        ended = ", interrupted" if code in STOPPED else ended
+        print(f"{name}: {(time.perf_counter() - start) / 60:.1f} min{ended}", flush=True)
         return max(code, compared(found[name], place.results, arguments.results) if arguments.check else 0)
 
     with ThreadPoolExecutor(arguments.jobs if several else 1) as pool:
         try:
             code = max(pool.map(one, dict.fromkeys(chosen)))
         except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the programs were told, too, and are waited for
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the programs got the signal too, and are waited for
             pool.shutdown(wait=True, cancel_futures=True)
-            print("stopped; the same command goes on from here", file=sys.stderr)
+            print("interrupted; the same command resumes", file=sys.stderr)
             return 130
     print(f"{len(chosen)} presets: {(time.perf_counter() - begun) / 60:.1f} min")
     return code

@@ -33,7 +33,7 @@ from bnn_runner.experiment import Experiment, load_experiment
 from bnn_runner.mcmc import checkpoint as mcmc_checkpoint
 from bnn_runner.report.read_cells import find_cells
 from bnn_runner.runs import provenance
-from bnn_runner.runtime.console import Console, Progress
+from bnn_runner.runtime.console import Console, ProgressBar
 from bnn_runner.training import engine as training
 from bnn_runner.variational import fit as variational_fit
 
@@ -117,10 +117,10 @@ class Telling(Console):
         super().__init__(io.StringIO())
         self.recorder = recorder
 
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressBar:
         recorder = self.recorder
 
-        class Steps(Progress):
+        class Steps(ProgressBar):
             def __call__(self, stage: str, done: int, total: int) -> None:
                 recorder.event(f"step of {stage}")
 
