@@ -6,7 +6,7 @@ Letters as in `base`: N points, K outputs, S draws, tau points in a block.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -51,7 +51,8 @@ class Evaluation:
     `splits` holds "test", "val" and "ood/<name>". `log_weights` [S] are zero where draws count
     alike. `finite`: the draws are the whole posterior. `has_joint`: the draws are functions, so
     joint scores exist (a closed-form predictive has none, unless `gaussian_joint` is there).
-    `temperature` is what the logits were divided by, if they were calibrated.
+    `temperature` is what the logits were divided by, if they were calibrated. `unavailable` maps
+    "ood/<name>" to the reason why that set is missing from `splits`.
     """
 
     kind: Kind
@@ -62,6 +63,7 @@ class Evaluation:
     splits: Mapping[str, SplitEvaluation]
     gaussian_joint: GaussianJoint | None = None
     temperature: float | None = None
+    unavailable: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property

@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from bnn_runner.config.groups import flatten
+
 RESULTS_VERSION = 7
 """Raised when the same configuration would train other weights or give other draws than before."""
 
@@ -45,17 +47,6 @@ NEVER = (
 `model.weights` are places; their content enters by `model.weights_digest`, which is added when they are read."""
 
 LISTS = {"training": TRAINING, "posterior": POSTERIOR, "evaluation": EVALUATION, "never": NEVER}
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested configuration to {dotted key: value}; lists stay whole."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def list_of(key: str) -> str | None:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Moments
+from bnn_runner.base import Moments, Predictive
 from bnn_runner.errors import RunFailed
 
 LARGEST_NEGATIVE = 1e-4  # of the largest variance: more than this is a bug, not rounding
@@ -68,6 +68,19 @@ def bridge_log_probs(moments: Moments) -> Tensor:
     log_constant = math.log(constant) if constant > 0 else -math.inf
     log_alpha = torch.logaddexp(torch.full_like(shape_term, log_constant), shape_term) - variance.log()
     return torch.log_softmax(log_alpha, dim=-1)
+
+
+def closed_form_log_probs(moments: Moments, predictive: Predictive, temperature: float | None) -> tuple[Tensor, int]:
+    """Log class probabilities [B, K] by bridge or probit at a temperature, and how many variances were repaired."""
+    moments = Moments(widest_on_device(moments.mean), widest_on_device(moments.covariance))
+    variance, repaired = variances(moments.covariance)
+    log_probs = bridge_log_probs(moments) if predictive == "bridge" else probit_log_probs(moments.mean, variance)
+    return (log_probs if temperature is None else torch.log_softmax(log_probs / temperature, -1)), repaired
+
+
+def widest_on_device(values: Tensor) -> Tensor:
+    """In float64 where the device has it, else (MPS) in float32."""
+    return values.float() if values.device.type == "mps" else values.double()
 
 
 def gaussian_log_prob(y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:

@@ -17,14 +17,12 @@ from torch import Tensor
 from bnn_runner.base import Centred, ClosedForm, Draws, Posterior, Predictive
 from bnn_runner.errors import RunFailed, UserError, raise_all
 from bnn_runner.evaluation.accumulators import ClassTally, RegressionTally, Tally
-from bnn_runner.evaluation.closed_form import gaussian_log_prob, variances
-from bnn_runner.evaluation.temperature import closed_form_log_probs, wide
+from bnn_runner.evaluation.closed_form import closed_form_log_probs, gaussian_log_prob, variances, widest_on_device
 from bnn_runner.rng import generator
 from bnn_runner.runtime.memory import TooLarge, memory_limit, out_of_memory
 from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 from bnn_runner.tasks import Split, Task
 
-UNAVAILABLE = "unavailable "  # a note "unavailable ood/<name>: <reason>" stands for an absent split
 DRAW_FLOATS = 64_000_000  # numbers held by the draws of one chunk
 OUTPUT_FLOATS = 8_000_000  # numbers in one [S, B, K] output
 JOINT_POINTS = 2_000  # the exact Gaussian joint is kept up to this many test points (an [N, N] matrix)
@@ -65,24 +63,73 @@ def evaluate(
     """
     raise_all(_problems(task, posterior, predictive, num_draws, batch_size))
     splits, notes = _splits(task, max_ood, max_shift, seed)
+    scored = _score(task, posterior, splits, predictive, num_draws, seed, batch_size, progress, temperature)
     with torch.no_grad():
-        if predictive == "draws":
-            scored = _score_draws(task, posterior, splits, num_draws, seed, batch_size, progress, temperature)
-        else:
-            assert isinstance(posterior, ClosedForm)
-            scored = _score_moments(task, posterior, predictive, splits, batch_size, progress, temperature)
         joint, joint_notes = _gaussian_joint(task, posterior, batch_size)
         scored_splits = _with_centre(task, posterior, scored.splits, batch_size)
+    return replace(
+        scored,
+        splits=scored_splits,
+        gaussian_joint=joint,
+        unavailable={f"ood/{name}": reason for name, reason in sorted(task.unavailable.items())},
+        notes=(*notes, *scored.notes, *joint_notes),
+    )
+
+
+def evaluate_split(
+    task: Task,
+    posterior: Posterior,
+    split: Split,
+    predictive: Predictive,
+    num_draws: int,
+    seed: int,
+    batch_size: int,
+    progress: Progress = lambda stage, done, total: None,
+    temperature: float | None = None,
+) -> Evaluation:
+    """Score `posterior` on one split, which need not belong to `task`: new points, a grid, or a test set by itself.
+
+    Args:
+        task: gives the kind, the number of outputs and the units of the targets.
+        posterior: what is scored.
+        split: with or without targets.
+        predictive: as in `evaluate`, and so are `num_draws`, `seed`, `batch_size` and `temperature`.
+
+    Returns:
+        An evaluation whose only split is `split`, under the name "test"; it has no Gaussian joint.
+    """
+    raise_all(_problems(task, posterior, predictive, num_draws, batch_size))
+    named = {"test": split}
+    return _score(task, posterior, named, predictive, num_draws, seed, batch_size, progress, temperature)
+
+
+@torch.no_grad()
+def _score(
+    task: Task,
+    posterior: Posterior,
+    splits: Mapping[str, Split],
+    predictive: Predictive,
+    num_draws: int,
+    seed: int,
+    batch_size: int,
+    progress: Progress,
+    temperature: float | None,
+) -> Evaluation:
+    """The scored splits, without what belongs to a task's own test set."""
+    if predictive == "draws":
+        scored = _score_draws(task, posterior, splits, num_draws, seed, batch_size, progress, temperature)
+    else:
+        assert isinstance(posterior, ClosedForm)
+        scored = _score_moments(task, posterior, predictive, splits, batch_size, progress, temperature)
     return Evaluation(
         kind=task.spec.kind,
         predictive="probit" if predictive == "closed_form" and task.spec.kind == "classification" else predictive,
         finite=posterior.finite,
         has_joint=predictive == "draws",
         log_weights=scored.log_weights,
-        splits=scored_splits,
-        gaussian_joint=joint,
+        splits=scored.splits,
         temperature=temperature,
-        notes=(*notes, *scored.notes, *joint_notes),
+        notes=scored.notes,
     )
 
 
@@ -127,7 +174,7 @@ def _problems(task: Task, posterior: Posterior, predictive: str, num_draws: int,
 def _splits(task: Task, max_ood: int, max_shift: int, seed: int) -> tuple[dict[str, Split], list[str]]:
     """What is evaluated, by name, and notes on what is left out."""
     named = {"test": task.test} | ({"val": task.val} if len(task.val) else {})
-    notes = [f"{UNAVAILABLE}ood/{name}: {reason}" for name, reason in sorted(task.unavailable.items())]
+    notes = [f"ood/{name} is not available: {reason}" for name, reason in sorted(task.unavailable.items())]
     for name, split in task.ood.items():
         if len(split) > max_ood:
             chosen = torch.randperm(len(split), generator=generator(seed, "eval", "ood", name))[:max_ood]
@@ -161,7 +208,7 @@ def _score_draws(
     size = len(draws)
     log_weights = draws.log_weights.detach().cpu().double()
     weights = torch.softmax(log_weights, 0)
-    check_frozen(draws, task.test)
+    check_frozen(draws, next(iter(splits.values())))
     tallies = {name: _tally(task, posterior, split, size, weights) for name, split in splits.items()}
     held, shown = min(DRAW_FLOATS, memory_limit().floats(0.25)), min(OUTPUT_FLOATS, memory_limit().floats(0.05))
     chunk = max(1, min(size, int(held // max(draws.floats_per_draw, 1))))
@@ -234,7 +281,7 @@ def _wide(values: _MaybeTensor) -> _MaybeTensor:
     """Floating-point numbers in float64 where the device has it, else float32: never half precision."""
     if values is None or not values.is_floating_point():
         return values
-    return wide(values)
+    return widest_on_device(values)
 
 
 # -------------------------------------------------------------------------------- closed forms

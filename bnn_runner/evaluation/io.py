@@ -22,7 +22,8 @@ from bnn_runner.runtime.files import write_atomically, write_json
 from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 
 TENSORS, FACTS = "evaluation.safetensors", "evaluation.json"
-FORMAT = 1
+FORMAT = 2
+"""2: with `Evaluation.unavailable`."""
 _FIELDS = ("ids", "loglik", "targets", "mean_probs", "mean_entropy", "centre", "means", "variances", "epistemic")
 
 
@@ -51,6 +52,7 @@ def save(evaluation: Evaluation, folder: Path) -> None:
         "has_joint": evaluation.has_joint,
         "temperature": evaluation.temperature,
         "splits": list(evaluation.splits),
+        "unavailable": dict(evaluation.unavailable),
         "notes": list(evaluation.notes),
         "digest": _digest(data),
     }
@@ -67,8 +69,13 @@ def load(folder: Path) -> Evaluation:
         raise _damaged(folder, f"{Path(error.filename).name} is missing") from None
     except ValueError:  # not JSON, or not text
         raise _damaged(folder, f"{FACTS} cannot be read") from None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise _damaged(folder, f"{FACTS} is not of format {FORMAT}")
+    if not isinstance(facts, dict):
+        raise _damaged(folder, f"{FACTS} does not hold a mapping")
+    if (written := facts.get("format")) != FORMAT:
+        raise DamagedEvaluation(
+            f"The evaluation saved in {folder} has format {written}; this version reads format {FORMAT}. Its scores "
+            "cannot be recomputed. Run the cell again with force=true."
+        )
     if facts.get("digest") != _digest(data):
         raise _damaged(folder, f"{TENSORS} is not the file that {FACTS} was written with")
     try:
@@ -89,6 +96,7 @@ def load(folder: Path) -> Evaluation:
             splits=splits,
             gaussian_joint=joint,
             temperature=facts["temperature"],
+            unavailable=facts["unavailable"],
             notes=tuple(facts["notes"]),
         )
     except (SafetensorError, KeyError, TypeError) as error:

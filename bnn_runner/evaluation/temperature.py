@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from bnn_runner.base import ClosedForm, Moments, Posterior, Predictive
+from bnn_runner.base import ClosedForm, Posterior, Predictive
 from bnn_runner.errors import RunFailed, raise_all
-from bnn_runner.evaluation.closed_form import bridge_log_probs, probit_log_probs, variances
+from bnn_runner.evaluation.closed_form import closed_form_log_probs
 from bnn_runner.rng import generator
 from bnn_runner.tasks import Task, TaskSpec
 
@@ -118,19 +117,6 @@ def _moments_score(
         return float(torch.log_softmax(log_probs / temperature, -1).gather(-1, place).mean())
 
     return score, len(task.val)
-
-
-def closed_form_log_probs(moments: Moments, predictive: Predictive, temperature: float | None) -> tuple[Tensor, int]:
-    """Log class probabilities [B, K] by bridge or probit at a temperature, and how many variances were repaired."""
-    moments = Moments(wide(moments.mean), wide(moments.covariance))
-    variance, repaired = variances(moments.covariance)
-    log_probs = bridge_log_probs(moments) if predictive == "bridge" else probit_log_probs(moments.mean, variance)
-    return (log_probs if temperature is None else torch.log_softmax(log_probs / temperature, -1)), repaired
-
-
-def wide(values: Tensor) -> Tensor:
-    """In float64 where the device has it, else float32."""
-    return values.float() if values.device.type == "mps" else values.double()
 
 
 def _maximise(score: Callable[[float], float], low: float, high: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bnn_runner.metrics.mixture import mean_score
+from bnn_runner.metrics.scores import mean_score
 from bnn_runner.scoring import Evaluation, Score
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from bnn_runner.metrics.mixture import NAN
+from bnn_runner.metrics.scores import NAN
 from bnn_runner.rng import generator
 from bnn_runner.scoring import Evaluation, Score
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.nn.functional import one_hot
 
-from bnn_runner.metrics.mixture import mean_score
+from bnn_runner.metrics.scores import mean_score
 from bnn_runner.scoring import Evaluation, Score
 
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from bnn_runner.evaluation.predictive import log_weights, pit
 from bnn_runner.metrics.checks import fractions
-from bnn_runner.metrics.mixture import draws_used, log_weights, mean_score, mixture_mean
+from bnn_runner.metrics.scores import draws_used, mean_score
 from bnn_runner.scoring import Evaluation, Score
-
-
-def pit(evaluation: Evaluation) -> Tensor:
-    """Probability integral transform [N, K]: sum_s w_s Phi((y - m_s) / sd_s), uniform when calibrated."""
-    test = evaluation.test
-    assert test.means is not None and test.variances is not None and test.targets is not None
-    sd = test.variances.double().sqrt().clamp(min=torch.finfo(torch.float64).tiny)
-    below = 0.5 * (1 + torch.erf((test.targets - test.means.double()) / (sd * math.sqrt(2))))
-    return mixture_mean(below, log_weights(evaluation))
 
 
 @dataclass(frozen=True)
@@ -40,7 +30,7 @@ class Coverage:
         test = evaluation.test
         if test.means is None or test.targets is None:
             return []
-        distance = 2 * (pit(evaluation) - 0.5).abs()  # [N, K], the smallest level that holds y
+        distance = 2 * (pit(test, log_weights(evaluation)) - 0.5).abs()  # [N, K], the smallest level that holds y
         scores = []
         for level in self.levels:
             inside = torch.where(distance.isnan(), distance, (distance <= level).double()).mean(-1)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnn_runner.evaluation.predictive import log_weights
 from bnn_runner.metrics.checks import positive_integers
-from bnn_runner.metrics.mixture import log_weights, mean_score
+from bnn_runner.metrics.scores import mean_score
 from bnn_runner.scoring import Evaluation, Score
 
 PIECE = 4_000_000  # numbers held at once

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from bnn_runner.errors import UserError
+from bnn_runner.evaluation.predictive import log_mixture, log_weights
 from bnn_runner.metrics.blocks import Blocks, draw_scores, permutations
 from bnn_runner.metrics.checks import positive_integers
 from bnn_runner.metrics.gaussian_blocks import exact_scores
 from bnn_runner.metrics.joint import NO_DRAWS
-from bnn_runner.metrics.mixture import log_mixture, log_weights, mean_score, not_available
+from bnn_runner.metrics.scores import mean_score, not_available
 from bnn_runner.rng import generator
 from bnn_runner.scoring import Evaluation, Score
 

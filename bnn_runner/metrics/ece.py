@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.metrics.checks import positive_integers
-from bnn_runner.metrics.mixture import NAN, draws_used
+from bnn_runner.metrics.scores import NAN, draws_used
 from bnn_runner.scoring import Evaluation, Score
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from bnn_runner.metrics.blocks import Blocks, draw_scores, permutations
 from bnn_runner.metrics.checks import positive_integers
 from bnn_runner.metrics.gaussian_blocks import exact_scores
-from bnn_runner.metrics.mixture import not_available
+from bnn_runner.metrics.scores import not_available
 from bnn_runner.scoring import Evaluation, Score
 
 NO_DRAWS = "a closed-form predictive has no draws, so points have no joint probability"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bnn_runner.metrics.mixture import log_mixture, log_weights, mean_score
+from bnn_runner.evaluation.predictive import log_mixture, log_weights
+from bnn_runner.metrics.scores import mean_score
 from bnn_runner.scoring import Evaluation, Score
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bnn_runner.metrics.mixture import draws_used, not_available, total_entropy
+from bnn_runner.evaluation.predictive import total_entropy
+from bnn_runner.metrics.scores import draws_used, not_available
 from bnn_runner.scoring import Evaluation, Score
 
 

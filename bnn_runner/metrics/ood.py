@@ -7,15 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnn_runner.metrics.mixture import (
-    draws_used,
-    log_weights,
-    mean_score,
-    not_available,
-    total_entropy,
-    unavailable_partners,
-    variance_parts,
-)
+from bnn_runner.evaluation.predictive import log_weights, total_entropy, variance_parts
+from bnn_runner.metrics.scores import draws_used, mean_score, not_available
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 
 
@@ -31,7 +24,7 @@ class OOD:
     def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
         scores = [
             not_available(metric, reason, split=name, better="higher")
-            for name, reason in unavailable_partners(evaluation).items()
+            for name, reason in evaluation.unavailable.items()
             for metric in ("ood_auroc", "ood_aupr")
         ]
         for name, split in evaluation.splits.items():

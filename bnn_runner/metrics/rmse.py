@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bnn_runner.metrics.mixture import draws_used, log_weights, mean_and_error, mixture_mean
+from bnn_runner.evaluation.predictive import log_weights, mixture_mean
+from bnn_runner.metrics.scores import draws_used, mean_and_error
 from bnn_runner.scoring import Evaluation, Score
 
 

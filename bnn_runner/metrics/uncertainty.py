@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bnn_runner.metrics.mixture import log_weights, mean_score, not_available, total_entropy, variance_parts
+from bnn_runner.evaluation.predictive import log_weights, total_entropy, variance_parts
+from bnn_runner.metrics.scores import mean_score, not_available
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnn_runner.evaluation.predictive import log_weights, mixture_mean, pit, variance_parts
 from bnn_runner.report import style
 from bnn_runner.report.calibration_figures import predicted_and_pit, reliability
 from bnn_runner.report.curve_figures import History, joint_curves, shift_curves, training_curves
@@ -49,7 +50,7 @@ def run_figures(
     """
     title = " · ".join(cell_folder.parts[-4:-1]) + f" · seed {cell_folder.name.split('-')[0]}"
     figures = cell_folder / "figures"
-    weights = _array(torch.softmax(evaluation.log_weights.double(), 0))
+    weights = log_weights(evaluation)
     made = {}
     if task.spec.kind == "regression":
         if task.spec.input_shape == (1,) and predict_on is not None:
@@ -66,43 +67,23 @@ def run_figures(
     return [style.save(figure, figures / f"{name}.png") for name, figure in made.items() if figure is not None]
 
 
-def mixture_moments(split: SplitEvaluation, weights: Array) -> tuple[Array, Array | None, Array]:
-    """Mean [N, K], epistemic variance [N, K] (None where it is not known) and total variance [N, K].
-
-    Var y = Σ w_s σ²_s + Σ w_s (m_s − m)²: the second term is epistemic. Original units.
-    """
-    assert split.means is not None and split.variances is not None
-    means, variances = _array(split.means), _array(split.variances)
-    if len(weights) != len(means):  # a closed form has one line and weights of its own
-        weights = np.full(len(means), 1 / len(means))
-    w = weights[:, None, None]
-    mean = (w * means).sum(0)
-    spread = (w * (means - mean) ** 2).sum(0)
-    noise = np.broadcast_to((w * variances if len(variances) > 1 else variances).sum(0), mean.shape)
-    if split.epistemic is not None:  # variances are total already
-        return mean, _array(split.epistemic), noise
-    return mean, spread if len(means) > 1 else None, noise + spread
+def predictive_moments(split: SplitEvaluation, log_weight: Tensor) -> tuple[Array, Array | None, Array]:
+    """Mean [N, K] of y, its epistemic variance [N, K] (None of one function) and its total variance [N, K]."""
+    assert split.means is not None
+    aleatoric, epistemic = variance_parts(split, log_weight)
+    known = len(split.means) > 1 or split.epistemic is not None
+    mean = mixture_mean(split.means, log_weight)
+    return _array(mean), _array(epistemic) if known else None, _array(aleatoric + epistemic)
 
 
-def probability_integral_transform(split: SplitEvaluation, weights: Array, output: int = 0) -> Array:
-    """Σ_s w_s Φ((y − m_s)/σ_s) at the observed targets [N] of one output."""
-    assert split.means is not None and split.variances is not None and split.targets is not None
-    means, sd = split.means[..., output].double(), split.variances[..., output].double().sqrt()
-    targets = split.targets.double().reshape(means.shape[1], -1)[:, output]
-    cdf = torch.special.ndtr((targets - means) / sd)
-    if len(weights) != len(means):
-        return _array(cdf.mean(0))
-    return _array((torch.from_numpy(weights)[:, None] * cdf).sum(0))
-
-
-def _bands(task: Task, predict_on: PredictOn, weights: Array, title: str) -> Figure | None:
+def _bands(task: Task, predict_on: PredictOn, weights: Tensor, title: str) -> Figure | None:
     train, test = _points(task, "train"), _points(task, "test")
     ood = [_inputs(task, name) for name in task.splits() if name.startswith("ood/")]
     every = np.concatenate([train[0], test[0], *ood])[:, 0]
     reach = _MARGIN * max(float(np.ptp(every)), 1e-12)
     x = np.linspace(every.min() - reach, every.max() + reach, GRID_1D)
     found = predict_on(_network_inputs(task, x[:, None]))
-    mean, epistemic, total = mixture_moments(found, weights)
+    mean, epistemic, total = predictive_moments(found, weights)
     if not np.isfinite(mean).any():
         return None
     grid = torch.from_numpy(x[:, None]).to(torch.float64)
@@ -164,17 +145,17 @@ def _reliability(evaluation: Evaluation, title: str) -> Figure | None:
     return reliability(_array(test.mean_probs), test.targets.cpu().numpy().astype(int), ood, title)
 
 
-def _predictions(test: SplitEvaluation, weights: Array, title: str) -> Figure | None:
+def _predictions(test: SplitEvaluation, weights: Tensor, title: str) -> Figure | None:
     if test.means is None or test.variances is None or test.targets is None:
         return None
-    mean, _, total = mixture_moments(test, weights)
+    mean, _, total = predictive_moments(test, weights)
     if not np.isfinite(mean).all():
         return None
     target = _array(test.targets).reshape(mean.shape)[:, 0]
     if mean.shape[1] > 1:
         title += f" · output 1 of {mean.shape[1]}"
-    pit = probability_integral_transform(test, weights)
-    return predicted_and_pit(mean[:, 0], np.sqrt(np.maximum(total[:, 0], 0)), target, pit, title)
+    transformed = _array(pit(test, weights))[:, 0]
+    return predicted_and_pit(mean[:, 0], np.sqrt(np.maximum(total[:, 0], 0)), target, transformed, title)
 
 
 def _array(values: Tensor) -> Array:

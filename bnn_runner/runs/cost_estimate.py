@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bnn_runner.base import DecidesBySize, FitContext, Network, Posterior
-from bnn_runner.evaluation.evaluate import evaluate
+from bnn_runner.evaluation.evaluate import evaluate_split
 from bnn_runner.experiment import Experiment
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.hyper.training_rule import TuningState
@@ -150,7 +150,7 @@ def _posterior_seconds(
         fit, predictive, num_draws = long.seconds, "draws", min(num_draws, 8)
         posterior, share = NetworkEnsemble((networks[0],) * num_draws), settings.num_draws / num_draws
     middle = time.perf_counter()
-    evaluate(small, posterior, predictive, num_draws, 0, settings.batch_size, max_ood=0)
+    evaluate_split(small, posterior, small.test, predictive, num_draws, 0, settings.batch_size)
     return fit, share * (time.perf_counter() - middle)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bnn_runner.base import Network, Posterior
-from bnn_runner.evaluation.evaluate import evaluate
+from bnn_runner.evaluation.evaluate import evaluate_split
 from bnn_runner.experiment import Experiment
 from bnn_runner.report.figures import run_figures
 from bnn_runner.rng import derive_seed
@@ -34,18 +33,17 @@ def draw_figures(
 
     def predict_on(x: Tensor) -> SplitEvaluation:
         grid = Split(x.to(device, dtype), None, torch.arange(len(x)))
-        on_grid = replace(task, test=grid, val=task.val.subset(torch.arange(0)), ood={}, unavailable={})
-        made = evaluate(
-            on_grid,
+        scored = evaluate_split(
+            task,
             posterior,
+            grid,
             experiment.method.predictive,
             settings.num_draws,
             derive_seed(seed, "posterior"),
             settings.batch_size,
-            max_ood=0,
             temperature=evaluation.temperature,
         )
-        return made.test
+        return scored.test
 
     return run_figures(folder, task, evaluation, scores, [n.history for n in networks], predict_on)
 

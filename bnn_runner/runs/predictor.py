@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bnn_runner.base import Posterior, Predictive
 from bnn_runner.errors import UserError
-from bnn_runner.evaluation.evaluate import evaluate
-from bnn_runner.metrics.mixture import log_weights, mixture_mean, total_entropy, variance_parts
+from bnn_runner.evaluation.evaluate import evaluate_split
+from bnn_runner.evaluation.predictive import log_weights, mixture_mean, total_entropy, variance_parts
 from bnn_runner.scoring import Evaluation
 from bnn_runner.tasks import Split, Task
 
@@ -48,19 +48,17 @@ class Predictor:
 
         if not 0 < level < 1:
             raise UserError(f"level={level} is no share. An interval holds between 0 and 1 of the probability: 0.95.")
-        nothing = torch.arange(0)
-        around = replace(self.task, val=self.task.val.subset(nothing), ood={}, unavailable={})
         pieces = []
         for first in range(0, len(points), AT_ONCE):
             some = points.subset(torch.arange(first, min(first + AT_ONCE, len(points))))
-            found = evaluate(
-                replace(around, test=some),
+            found = evaluate_split(
+                self.task,
                 self.posterior,
+                some,
                 self.predictive,
                 self.num_draws,
                 self.seed,
                 self.batch_size,
-                max_ood=0,
                 temperature=self.temperature,
             )
             regression = self.task.spec.kind == "regression"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from bnn_runner.evaluation.evaluate import evaluate
+from bnn_runner.evaluation.evaluate import evaluate_split
 from bnn_runner.report import style
 from bnn_runner.tasks import Task
 from bnn_runner.variational.posterior import MeanField
@@ -38,12 +38,11 @@ def prune(
     task: Task, posterior: MeanField, percents: Sequence[float], num_draws: int, seed: int, batch_size: int
 ) -> list[Pruned]:
     """One row for each of `percents`: weights of the lowest |μ|/σ lose mean and spread, the rest is unchanged."""
-    alone = replace(task, val=task.val.subset(torch.arange(0)), ood={}, unavailable={})
     rows = []
     for percent in percents:
         left = posterior.pruned(percent / 100)
         gone = sum(int((s == 0).sum()) for s in left.sigmas.values())
-        test = evaluate(alone, left, "draws", num_draws, seed, batch_size, max_ood=0).test
+        test = evaluate_split(task, left, task.test, "draws", num_draws, seed, batch_size).test
         assert test.loglik is not None and test.targets is not None
         marginal = torch.logsumexp(test.loglik.double(), 0) - math.log(len(test.loglik))
         n = len(marginal)

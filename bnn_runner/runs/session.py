@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from bnn_runner.config.keys import RESULTS_VERSION, digest, flatten, list_of, metrics_digest
+from bnn_runner.config.groups import flatten
+from bnn_runner.config.keys import RESULTS_VERSION, digest, list_of, metrics_digest
 from bnn_runner.config.overrides import parse
 from bnn_runner.experiment import Experiment
 from bnn_runner.runs.cell import Cell, command_line

@@ -11,11 +11,11 @@ from bnn_runner.base import Moments
 from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.evaluation import evaluate as module
 from bnn_runner.evaluation.closed_form import bridge_log_probs, gaussian_log_prob, probit_log_probs, variances
-from bnn_runner.evaluation.evaluate import evaluate
+from bnn_runner.evaluation.evaluate import evaluate, evaluate_split
 from bnn_runner.evaluation.io import FACTS, TENSORS, DamagedEvaluation, load, save
+from bnn_runner.evaluation.predictive import log_mixture
 from bnn_runner.metrics.joint import Joint
 from bnn_runner.metrics.marginal import Marginal
-from bnn_runner.metrics.mixture import log_mixture
 from bnn_runner.models.likelihoods import Categorical, Gaussian
 from bnn_runner.tasks import Split, Task, TaskSpec
 
@@ -219,13 +219,28 @@ def test_scores_in_original_units_do_not_depend_on_the_standardisation():
         torch.testing.assert_close(x.gaussian_joint.covariance, y.gaussian_joint.covariance)
 
 
+@pytest.mark.parametrize("predictive", ["draws", "closed_form"])
+def test_a_split_by_itself_scores_as_it_does_in_the_task(predictive):
+    """Planted bug: the other splits change the draws, or the split goes by the task's own test set."""
+    task, posterior = make_task(), Linear(gaussian())
+    whole = run(task, posterior, predictive)
+    for name, split in (("test", task.test), ("val", task.val), ("ood/far", task.ood["far"])):
+        alone = evaluate_split(task, posterior, split, predictive, num_draws=12, seed=3, batch_size=7)
+        assert list(alone.splits) == ["test"] and alone.gaussian_joint is None and not alone.unavailable
+        for field in ("ids", "loglik", "targets", "means", "variances", "epistemic"):
+            one, other = getattr(alone.test, field), getattr(whole.splits[name], field)
+            assert (one is None) == (other is None)
+            assert one is None or torch.equal(one, other), (name, field)
+
+
 def test_out_of_distribution_sets_are_cut_by_the_seed_alone():
     task, posterior = make_task(unavailable={"gone": "no file"}), Linear(gaussian())
     a, b = run(task, posterior, max_ood=10), run(task, OnlyDraws(posterior), max_ood=10, num_draws=3)
     ids = a.splits["ood/far"].ids
     assert len(ids) == 10 and torch.equal(ids, b.splits["ood/far"].ids)
     assert not torch.equal(ids, run(task, posterior, max_ood=10, seed=4).splits["ood/far"].ids)
-    assert "unavailable ood/gone: no file" in a.notes and "ood/far: 10 of 31 points, chosen by the seed" in a.notes
+    assert a.unavailable == {"ood/gone": "no file"} and "ood/gone is not available: no file" in a.notes
+    assert "ood/far: 10 of 31 points, chosen by the seed" in a.notes
 
 
 def test_the_first_draws_are_the_same_when_more_are_asked_for():
@@ -438,7 +453,7 @@ def test_store_gives_back_what_it_was_given(kind, predictive, tmp_path):
     save(result, tmp_path / "cell")
     again = load(tmp_path / "cell")
     equal(result, again)
-    for field in ("kind", "predictive", "finite", "has_joint", "notes"):
+    for field in ("kind", "predictive", "finite", "has_joint", "unavailable", "notes"):
         assert getattr(result, field) == getattr(again, field)
     assert torch.equal(result.log_weights, again.log_weights)
     assert (result.gaussian_joint is None) == (again.gaussian_joint is None) == (kind == "classification")

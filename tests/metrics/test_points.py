@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bnn_runner.evaluation.predictive import log_weights, pit
 from bnn_runner.metrics.accuracy import Accuracy
 from bnn_runner.metrics.brier import Brier
-from bnn_runner.metrics.coverage import Coverage, pit
+from bnn_runner.metrics.coverage import Coverage
 from bnn_runner.metrics.crps import CRPS, expected_distance, pair_offsets
 from bnn_runner.metrics.ece import CalibrationError, bin_of
 from bnn_runner.metrics.marginal import Marginal
@@ -148,8 +149,8 @@ def test_crps_with_thinned_pairs_is_near_the_exact_one():
     weights = rand(60, seed=6).exp()
     # Without the rightly weighted diagonal the double sum would be off by 1/60 of E|Y - Y'|, about 0.01. Unequal
     # weights leave fewer pairs that count, hence the wider bound.
-    for log_weights, bound in ((torch.zeros(60).double(), 0.004), (weights.log(), 0.05)):
-        evaluation = regression(means, torch.full((1, 1, 1), 0.01).double(), y, log_weights)
+    for log_weight, bound in ((torch.zeros(60).double(), 0.004), (weights.log(), 0.05)):
+        evaluation = regression(means, torch.full((1, 1, 1), 0.01).double(), y, log_weight)
         exact = value(CRPS(max_terms=10**9)(evaluation, 0), "crps")
         thin = CRPS(max_terms=60 * 30 * 6)(evaluation, 0)[0]
         assert "6 of 30 offsets" in thin.note
@@ -175,13 +176,13 @@ def test_pit_of_a_mixture_is_its_distribution_function():
     means, weights = torch.tensor([[[-1.0]], [[3.0]]]).double(), torch.tensor([0.25, 0.75]).double()
     evaluation = regression(means, torch.ones(1, 1, 1).double(), torch.tensor([[1.0]]).double(), weights.log())
     below = torch.distributions.Normal(means[:, 0, 0], 1.0).cdf(torch.tensor(1.0).double())
-    assert float(pit(evaluation)) == pytest.approx(float((weights * below).sum()))
+    assert float(pit(evaluation.test, log_weights(evaluation))) == pytest.approx(float((weights * below).sum()))
 
 
 def test_ood_of_classes():
     test = [[[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]]]
     ood = {"far": [[[0.5, 0.5], [0.55, 0.45]]], "same": test}
-    evaluation = classes(test, [0, 0, 0], ood=ood, notes=["unavailable ood/gone: file x: not found"])
+    evaluation = replace(classes(test, [0, 0, 0], ood=ood), unavailable={"ood/gone": "file x: not found"})
     scores = OOD()(evaluation, 0)
     assert value(scores, "ood_auroc", "ood/far") == 1.0 and value(scores, "ood_aupr", "ood/far") == 1.0
     assert value(scores, "ood_auroc", "ood/same") == 0.5

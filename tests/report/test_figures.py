@@ -1,10 +1,9 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from bnn_runner.report.figures import mixture_moments, probability_integral_transform, run_figures
+from bnn_runner.report.figures import run_figures
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 from bnn_runner.tasks import Split, Task, TaskSpec
 
@@ -111,34 +110,3 @@ def test_nothing_to_draw_is_no_crash(tmp_path):
         return SplitEvaluation(torch.arange(len(x)), means=nan, variances=torch.ones(1, 1, 1))
 
     assert run_figures(tmp_path / "made/mlp/map/0-ab", task, broken, [], [[]], predict) == []
-
-
-def test_mixture_moments_split_the_variance():
-    means = torch.tensor([[[0.0]], [[4.0]]])
-    split = SplitEvaluation(torch.arange(1), means=means, variances=torch.tensor([[[1.0]], [[3.0]]]))
-    mean, epistemic, total = mixture_moments(split, np.array([0.25, 0.75]))
-    assert mean.item() == pytest.approx(3.0)
-    assert epistemic.item() == pytest.approx(0.25 * 9 + 0.75 * 1)
-    assert total.item() == pytest.approx(0.25 * 1 + 0.75 * 3 + 3.0)
-    closed = SplitEvaluation(
-        torch.arange(1), means=means[:1], variances=torch.tensor([[[5.0]]]), epistemic=torch.tensor([[2.0]])
-    )
-    mean, epistemic, total = mixture_moments(closed, np.array([0.25, 0.75]))
-    assert (mean.item(), epistemic.item(), total.item()) == (0.0, 2.0, 5.0)
-
-
-def test_pit_of_calibrated_numbers_is_uniform():
-    """10,000 draws from the mixture itself: mean 1/2 and variance 1/12 within 5 standard errors."""
-    generator = torch.Generator().manual_seed(0)
-    n, means, sds, weights = 10_000, torch.tensor([-1.0, 2.0]), torch.tensor([0.5, 2.0]), torch.tensor([0.3, 0.7])
-    which = torch.multinomial(weights, n, replacement=True, generator=generator)
-    y = means[which] + sds[which] * torch.randn(n, generator=generator)
-    split = SplitEvaluation(
-        torch.arange(n),
-        targets=y[:, None],
-        means=means[:, None, None].expand(2, n, 1),
-        variances=sds.square()[:, None, None],
-    )
-    pit = probability_integral_transform(split, weights.double().numpy())
-    assert abs(pit.mean() - 0.5) < 5 * math.sqrt(1 / 12 / n)
-    assert abs(pit.var() - 1 / 12) < 5 * math.sqrt(1 / 180 / n)
