@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from bnn_runner.base import Method, Model, Network, Posterior, model_problems
+from bnn_runner.base import Method, Model
 from bnn_runner.config.groups import BLOCKS, Catalogue
 from bnn_runner.experiment import build
-from bnn_runner.hyper.fixed import Fixed
-from bnn_runner.tasks import Task
-from tests.problems import context, make_network, make_task
+from bnn_runner.testing.methods import MethodCase, fit_case
+from bnn_runner.testing.problems import KINDS, fitting_task
 
 CONF = Path(__file__).parents[1] / "conf"
 CATALOGUE = Catalogue()
-SHAPES = {(3,): 0, (1, 16, 16): 0, (3, 8, 8): 0, (5,): 7}
-"""Shapes of small inputs, with the vocabulary where they are token ids."""
-KINDS = ("regression", "classification")
 
 
 def choices(group: str) -> list[str]:
@@ -115,23 +108,6 @@ def small_method(name: str) -> Method:
     return make("method", name, size=3, rate=0.5, epochs=3, lr=0.001, force=True, **chains, **few)
 
 
-def fitting_task(model: Model, kind: str, seed: int = 0) -> Task:
-    """A small task of that kind whose inputs the model takes: 10 points to train on, 7 to test (4 and 3 for images)."""
-    refused: list[str] = []
-    for shape, vocabulary in SHAPES.items():
-        image = len(shape) > 1
-        outputs = 2 if image or kind == "regression" else 3
-        sizes = (4, 3) if image else (10, 7)
-        task = make_task(kind, shape, outputs, *sizes, seed=seed, vocabulary=vocabulary)
-        if found := model_problems(model, task.spec):
-            assert all("model=" in problem for problem in found)
-            refused += found
-            continue
-        few = torch.arange(1 if image else 2)
-        return replace(task, val=task.val.subset(few), ood={n: s.subset(few) for n, s in task.ood.items()})
-    raise AssertionError(f"no shape of {list(SHAPES)} suits {model}: {refused}")
-
-
 @cache
 def largest_block(model_name: str, whole: bool) -> int:
     """Weights of the largest layer of a small model, or of all of it."""
@@ -151,11 +127,6 @@ def too_large(method_name: str, model_name: str) -> bool:
     return largest_block(model_name, whole=mixture) > LARGEST_BLOCK
 
 
-def unlike(x: Tensor) -> Tensor:
-    """Points that would move the others if batches were mixed: 50 times as large, or other tokens."""
-    return 50 * x if x.is_floating_point() else x.flip(1)
-
-
 def kinds(model_name: str) -> tuple[str, ...]:
     """Both kinds of task for networks on tables; for others, whose output layer is the same, classes alone."""
     spec = fitting_task(small_model(model_name), KINDS[1]).spec
@@ -163,12 +134,8 @@ def kinds(model_name: str) -> tuple[str, ...]:
 
 
 @cache
-def fitted(method_name: str, model_name: str, kind: str) -> tuple[Task, list[Network], Method, Posterior]:
+def fitted(method_name: str, model_name: str, kind: str) -> MethodCase:
     """A posterior over untrained networks in float64; one for all tests that do not change it."""
-    model, method = small_model(model_name), small_method(method_name)
-    task = fitting_task(model, kind)
-    assert method.problems(task.spec, Fixed()) == []
-    networks = [
-        make_network(model, task, seed=spec.member, noise_transform=spec.noise_transform) for spec in method.needs()
-    ]
-    return task, networks, method, method.fit(task, networks, context())
+    case = fit_case(small_method(method_name), small_model(model_name), kind)
+    assert isinstance(case, MethodCase), case
+    return case

@@ -33,6 +33,7 @@ LAYERS = (
     {"report"},
     {"loggers"},
     {"experiment"},
+    {"testing"},
     {"runs"},
     {"runner"},
     {"api", "__init__"},

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hydra.utils import get_class, instantiate
 from PIL import Image
 
 from bnn_runner.config.groups import Catalogue
 from bnn_runner.errors import UserError
-from bnn_runner.tasks import DataSet, Split, Task
+from bnn_runner.tasks import DataSet, Task
+from bnn_runner.testing import check_choice, check_data
 
 CONF = Path(__file__).parents[2] / "conf"
 CATALOGUE = Catalogue()
@@ -72,7 +72,7 @@ def build(choice: str, **changes) -> DataSet:
 
 
 @cache
-def small_task(choice: str, seed: int = 0, again: bool = False) -> Task | str:
+def small_task(choice: str) -> Task | str:
     """A small part of the data set, or the reason why it is not here."""
     data_dir = os.environ.get("BNN_DATA_DIR")
     if data_dir is None and choice not in NO_FILES_NEEDED:
@@ -80,20 +80,15 @@ def small_task(choice: str, seed: int = 0, again: bool = False) -> Task | str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BNN_DATA_URL", "file:///nonexistent")  # tests do not download
         try:
-            return build(choice, **SMALL).load(Path(data_dir or "/nonexistent"), seed)
+            return build(choice, **SMALL).load(Path(data_dir or "/nonexistent"), 0)
         except UserError as error:
             if "missing" in str(error) and choice not in NO_FILES_NEEDED:
                 return str(error)
             raise
 
 
-def stored(split: Split) -> torch.Tensor:
-    """Inputs as they are kept, read where they stay in files."""
-    return split.inputs if isinstance(split.inputs, torch.Tensor) else split.inputs.read(torch.arange(len(split)))
-
-
-def task_or_skip(choice: str, *args) -> Task:
-    task = small_task(choice, *args)
+def task_or_skip(choice: str) -> Task:
+    task = small_task(choice)
     if isinstance(task, str):
         pytest.skip(task)
     return task
@@ -117,16 +112,13 @@ def test_every_choice_is_tested_or_skipped_with_a_reason():
 
 
 @every_choice
-def test_yaml_holds_the_fields_and_a_help_line(choice):
+def test_the_file_describes_the_class(choice):
     """Catches: a default written twice, a key that the class lacks, a choice that --help cannot explain."""
     config = read_yaml(choice)
     cls = get_class(config["_target_"])
-    assert set(config) - {"_target_", "recommended"} == {field.name for field in dataclasses.fields(cls)}
-    assert cls.__dataclass_params__.frozen
+    assert isinstance(check_choice(CONF, "data", choice), DataSet)
     assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
-    first_line = (CONF / "data" / f"{choice}.yaml").read_text().splitlines()[0]
-    assert first_line.startswith("# ") and 10 < len(first_line) < 130
-    assert isinstance(build(choice), DataSet)
+    assert len(CATALOGUE.help_line("data", choice)) < 130
 
 
 @every_choice
@@ -151,84 +143,20 @@ def test_recommendations_name_what_there_is(choice):
 
 
 @every_choice
-def test_spec_is_known_without_files_and_matches_what_is_loaded(choice):
-    """Catches: a wrong column count or class count, targets of the wrong kind, float copies of images."""
-    dataset = build(choice, **SMALL)
-    spec = dataset.spec()
-    task = task_or_skip(choice)
-    assert task.spec == spec
-    assert spec.val_fraction == dataset.val_fraction
-    for name, split in task.splits().items():
-        assert split.ids.dtype == torch.int64 and len(split) == len(split.inputs)
-        x, y = split.gather(torch.arange(len(split)))
-        assert x.shape == (len(split), *spec.input_shape), name
-        assert x.dtype == (torch.int64 if spec.vocabulary else torch.float32), name
-        assert torch.isfinite(x).all()
-        assert not spec.vocabulary or (x.min() >= 0 and x.max() < spec.vocabulary)
-        assert len(spec.input_shape) == 1 or stored(split).dtype == torch.uint8
-        if name.startswith("ood/"):
-            assert y is None and len(split) > 0
-        elif spec.kind == "classification":
-            assert y.dtype == torch.int64 and y.shape == (len(split),)
-            assert len(y) == 0 or (y.min() >= 0 and y.max() < spec.num_outputs)
-        else:
-            assert y.dtype == torch.float32 and y.shape == (len(split), spec.num_outputs)
-            assert torch.isfinite(y).all()
-    assert task.target_mean.shape == task.target_scale.shape == (spec.num_outputs,)
-    assert (task.target_scale > 0).all()
-    if spec.kind == "classification":
-        assert (task.target_mean == 0).all() and (task.target_scale == 1).all()
-        assert len(task.class_names) in (0, spec.num_outputs)
-
-
-@every_choice
-def test_stated_sizes_are_exact_and_splits_are_disjoint(choice):
-    """Catches: a size that is only about right, a training point that is also a test or validation point."""
+def test_the_contract_of_a_data_set_holds(choice):
+    """Catches: a wrong count of columns or classes, targets of the wrong kind, float copies of images; a size that is
+    only about right, a training point that is also a test or validation point; a `prepare` that mixes points, lanes
+    [L, B] that are laid out wrongly; global random state in a split, a seed that changes nothing."""
     task = task_or_skip(choice)
     assert len(task.train) == SMALL["train_size"] and len(task.test) == SMALL["test_size"]
-    fraction = task.spec.val_fraction
-    assert len(task.val) == round(SMALL["train_size"] * fraction / (1 - fraction))
-    ids = torch.cat([task.train.ids, task.val.ids, task.test.ids])
-    assert len(ids.unique()) == len(ids)
-    for split in task.ood.values():
-        assert len(split.ids.unique()) == len(split)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BNN_DATA_URL", "file:///nonexistent")  # tests do not download
+        checked = check_data(build(choice, **SMALL), os.environ.get("BNN_DATA_DIR") or "/nonexistent")
+    assert checked.fingerprint == task.fingerprint
 
 
 @every_choice
-def test_gather_is_the_same_for_any_shape_of_indices(choice):
-    """Catches: a `prepare` that mixes points, and lanes [L, B] that are laid out wrongly."""
-    for split in task_or_skip(choice).splits().values():
-        count = min(len(split), 6)
-        if count < 4:
-            continue
-        lanes = torch.stack([torch.arange(count), torch.arange(count).flip(0)])
-        x, y = split.gather(lanes)
-        for lane in range(2):
-            alone_x, alone_y = split.gather(lanes[lane])
-            assert torch.equal(x[lane], alone_x)
-            assert (y is None) == (alone_y is None) and (y is None or torch.equal(y[lane], alone_y))
-        one, _ = split.gather(lanes[1, :1])
-        assert torch.equal(one, x[1, :1])
-
-
-@every_choice
-def test_the_seed_alone_decides(choice):
-    """Catches: global random state in a split, and a seed that changes nothing."""
-    task = task_or_skip(choice)
-    torch.manual_seed(123)
-    state = torch.get_rng_state()
-    same, other = task_or_skip(choice, 0, True), task_or_skip(choice, 1)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert same.fingerprint == task.fingerprint != other.fingerprint
-    for name, split in task.splits().items():
-        again = same.splits()[name]
-        assert torch.equal(again.ids, split.ids) and torch.equal(stored(again), stored(split))
-        assert split.targets is None or torch.equal(again.targets, split.targets)
-    assert not torch.equal(stored(other.train), stored(task.train))
-
-
-@every_choice
-def test_all_mistakes_are_told_at_once(choice):
+def test_all_errors_are_reported_at_once(choice):
     """Catches: a check that stops at the first problem, and a message that does not name the key."""
     wrong = {"val_fraction": 1.5, "train_size": 0, "test_size": -3}
     with pytest.raises(UserError) as caught:

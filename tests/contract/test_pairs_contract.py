@@ -14,7 +14,8 @@ from bnn_runner.errors import UserError
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.methods.map import MAP
 from bnn_runner.tasks import Task, TaskSpec
-from tests.choices import CONF, MODELS, choices, make, small_model, target, unlike
+from bnn_runner.testing.problems import unlike
+from tests.choices import CONF, MODELS, choices, make, small_model, target
 from tests.problems import context, make_network, make_task
 
 TEXT = TaskSpec("made_up_text", "classification", (9,), 2, 0.1, vocabulary=11)

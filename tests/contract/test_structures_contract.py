@@ -18,7 +18,8 @@ from bnn_runner.curvature.subnetwork import choose
 from bnn_runner.errors import RunFailed
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.runtime.memory import limited_memory
-from tests.choices import KINDS, METHODS, MODELS, fitting_task, make, small_model
+from bnn_runner.testing.problems import KINDS, fitting_task
+from tests.choices import METHODS, MODELS, make, small_model
 from tests.problems import context, make_network
 
 STRUCTURES: tuple[Structure, ...] = get_args(Structure)

@@ -89,7 +89,8 @@ def test_rotation_turns_about_the_centre() -> None:
 
 def test_scores_of_every_level_on_the_same_points() -> None:
     """Planted bugs: other points at each level; out-of-distribution treatment (no labels); a level not scored."""
-    task, _, method, posterior = fitted("laplace_diag", "lenet", "classification")
+    case = fitted("laplace_diag", "lenet", "classification")
+    task, method, posterior = case.task, case.method, case.posterior
     flip = {CLEAN: task.test, "turn/15": replace(task.test, inputs=-task.test.inputs), "turn/30": task.test}
     made = evaluate(replace(task, shifted=flip), posterior, method.predictive, 4, 0, 2, max_ood=0, max_shift=2)
     assert {n for n in made.splits if n.startswith("shift/")} == {f"shift/{name}" for name in flip}

@@ -110,7 +110,8 @@ def test_a_temperature_divides_the_logits_of_every_draw_in_every_score(tmp_path:
 def test_every_predictive_gains_on_the_validation_part(method: str) -> None:
     """Planted bugs: a closed form scored without its temperature; draws other than those that are scored;
     weights of draws left out (SGLD's step decays)."""
-    task, _, made, posterior = fitted(method, "mlp", "classification")
+    case = fitted(method, "mlp", "classification")
+    task, made, posterior = case.task, case.method, case.posterior
     task = replace(task, val=task.test)
     found = fit_temperature(task, posterior, made.predictive, 20, 5, 4)
     for temperature, value in ((None, found.before), (found.temperature, found.after)):

@@ -5,12 +5,13 @@ import importlib
 from pathlib import Path
 
 import pytest
-import torch
 
 from bnn_runner.config.groups import Catalogue
-from bnn_runner.scoring import Evaluation, Metric, SplitEvaluation
+from bnn_runner.scoring import Metric
+from bnn_runner.testing import check_choice, check_metric
 
-FILES = sorted((Path(__file__).parents[2] / "conf" / "metric").glob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "conf"
+FILES = sorted((FOLDER / "metric").glob("*.yaml"))
 
 
 def build(path):
@@ -36,17 +37,4 @@ def test_yaml_and_class_agree(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_scores_are_a_pure_function_of_evaluation_and_seed(path):
-    cls, settings = build(path)
-    probs = torch.softmax(torch.randn(1, 60, 3, generator=torch.Generator().manual_seed(0)).double(), -1)
-    y = torch.arange(60) % 3
-    loglik = probs[0, torch.arange(60), y].log().unsqueeze(0)
-    split = SplitEvaluation(torch.arange(60), loglik, y, probs[0], torch.zeros(60))
-    evaluation = Evaluation(
-        "classification", "draws", True, True, torch.zeros(1), {"test": split, "val": split, "ood/x": split}
-    )
-    state = torch.random.get_rng_state()
-    first, second = cls(**settings)(evaluation, 3), cls(**settings)(evaluation, 3)
-    assert repr(first) == repr(second)
-    assert torch.equal(state, torch.random.get_rng_state())
-    assert all(type(score.value) is float for score in first)
-    assert all(score.better in ("higher", "lower", "") for score in first)
+    check_metric(check_choice(FOLDER, "metric", path.stem))

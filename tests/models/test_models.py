@@ -21,10 +21,11 @@ from bnn_runner.models.torchvision import Torchvision
 from bnn_runner.models.vit import ViT
 from bnn_runner.models.wide_resnet import WideResNet
 from bnn_runner.tasks import TaskSpec
+from bnn_runner.testing.problems import fitting_task
 from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
 from bnn_runner.training.state import Lane, TrainingConfig
-from tests.choices import MODELS, fitting_task, make, small_model
+from tests.choices import MODELS, make, small_model
 from tests.problems import make_network, make_task
 
 MNIST = TaskSpec("mnist", "classification", (1, 28, 28), 10, 0.1)

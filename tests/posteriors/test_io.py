@@ -17,6 +17,7 @@ from bnn_runner.base import Posterior
 from bnn_runner.evaluation.evaluate import evaluate
 from bnn_runner.posteriors import io as posterior_store
 from bnn_runner.posteriors.io import CannotBeSaved, StoredElsewhere
+from bnn_runner.testing.methods import check_saved
 from tests.choices import METHODS, by_default, exhaustive_unless, fitted, small_model
 
 MODELS = ("mlp", "mlp_batchnorm", "module")
@@ -24,36 +25,13 @@ BELONGS = {"networks": "n", "data": "d", "method": "m", "recipe": "1"}
 CPU = torch.device("cpu")
 
 
-def again(posterior: Posterior, folder: Path, model: str, method: str, kind: str) -> Any:
-    """Saved and loaded on a module built anew."""
-    posterior_store.save(posterior, folder, BELONGS)
-    task, _, fitting, _ = fitted(method, model, kind)
-    torch.manual_seed(99)
-    module = small_model(model).build(task.spec)
-    if (noise_transform := fitting.needs()[0].noise_transform) is not None:
-        noise_transform.apply(module)
-    module.double()
-    return posterior_store.load(folder, BELONGS, module, CPU, ["tests"])
-
-
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 @pytest.mark.parametrize(
     ("method", "model"), exhaustive_unless(by_default, [(method, model) for method in METHODS for model in MODELS])
 )
-def test_the_same_draws_bit_for_bit(method: str, model: str, kind: str, tmp_path: Path) -> None:
+def test_the_same_draws_bit_for_bit(method: str, model: str, kind: str) -> None:
     """Planted bugs: a factor kept in float32; a precision left out; matrices that come back in another layout."""
-    task, _, _, posterior = fitted(method, model, kind)
-    loaded = again(posterior, tmp_path, model, method, kind)
-    x = task.test.inputs
-    before, after = posterior.draws(6, 3), loaded.draws(6, 3)
-    assert torch.equal(before(x), after(x)) and torch.equal(before[-1:](x), after[-1:](x))
-    y = task.test.targets
-    assert torch.equal(before.likelihood.log_prob(before(x), y), after.likelihood.log_prob(after(x), y))
-    assert loaded.finite == posterior.finite
-    assert dict(loaded.treatment) == dict(posterior.treatment)
-    assert json.dumps(loaded.report.row()) == json.dumps(posterior.report.row())
-    if hasattr(posterior, "moments"):
-        assert torch.equal(posterior.moments(x).covariance, loaded.moments(x).covariance)
+    check_saved(fitted(method, model, kind), ["tests"])
 
 
 def test_every_method_is_tested() -> None:
@@ -61,7 +39,8 @@ def test_every_method_is_tested() -> None:
 
 
 def saved(folder: Path) -> tuple[Any, Posterior, torch.nn.Module]:
-    task, networks, _, posterior = fitted("laplace_kfac", "mlp", "regression")
+    case = fitted("laplace_kfac", "mlp", "regression")
+    task, networks, posterior = case.task, case.networks, case.posterior
     posterior_store.save(posterior, folder, BELONGS)
     return task, posterior, networks[0].module
 
@@ -124,7 +103,8 @@ def test_loaded_in_another_process(tmp_path: Path) -> None:
 import torch
 from bnn_runner.posteriors import io as posterior_store
 from bnn_runner.evaluation.evaluate import evaluate
-from tests.choices import fitting_task, small_model
+from bnn_runner.testing.problems import fitting_task
+from tests.choices import small_model
 model = small_model("mlp")
 task = fitting_task(model, "regression")
 posterior = posterior_store.load(__import__("pathlib").Path({str(tmp_path)!r}), {BELONGS!r},
