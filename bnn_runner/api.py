@@ -110,7 +110,7 @@ def sweep(overrides: Overrides = (), *, config_dir: Path | str | None = None, qu
     checked = check(words, [] if config_dir is None else [Path(config_dir)], multirun=True)
     vague = [o.text for o in checked.overrides if o.sweep and UNKNOWN in o.values]
     if vague:
-        raise UserError(f"{', '.join(vague)} is known to Hydra alone. Write out the values, as in seed=0,1,2.")
+        raise UserError(f"The values of {', '.join(vague)} must be written out, as in seed=0,1,2.")
     options: list[list[Override]] = [[o.single(v) for v in o.values] if o.sweep else [o] for o in checked.overrides]
     runs, failures = [], []
     for combination in itertools.product(*options):
@@ -127,7 +127,7 @@ def sweep(overrides: Overrides = (), *, config_dir: Path | str | None = None, qu
 
 def _words(overrides: Overrides) -> list[str]:
     if isinstance(overrides, str):
-        raise UserError(f"overrides are a list of texts or a mapping, not the one text {overrides!r}.")
+        raise UserError(f"overrides must be a list of strings or a mapping; got the string {overrides!r}.")
     if isinstance(overrides, Mapping):
         return [f"{key}={to_text(value)}" for key, value in overrides.items()]
     return list(overrides)
@@ -141,8 +141,8 @@ def _cells(
         experiment = load_experiment(words, config_dir)
     if most is not None and experiment.settings.replicates > most:
         raise UserError(
-            f"replicates={experiment.settings.replicates} makes several runs. bnn_runner.run gives one: "
-            "use bnn_runner.sweep, which gives a list."
+            f"bnn_runner.run requires replicates=1; got {experiment.settings.replicates}. Use "
+            "bnn_runner.sweep, which returns a list."
         )
     try:
         outcome = runner.run(experiment, Console(io.StringIO()) if quiet else Console())
@@ -176,8 +176,8 @@ def load(
     wanted = [str(name) for name in config.get("allow") or () if name not in allow]
     if wanted:
         raise UserError(
-            f"The run in {folder} was made with classes of {', '.join(wanted)}, and a run's own files are no reason to "
-            f"trust them. If you do, name them: --allow {','.join(wanted)}, or load(..., allow={wanted})."
+            f"The run in {folder} uses classes of {', '.join(wanted)}, which are not trusted. To trust them, "
+            f"pass --allow {','.join(wanted)}, or load(..., allow={wanted})."
         )
     output_dir = folder.parents[4]
     config = merge(Catalogue().base, {str(k): v for k, v in config.items()})
@@ -206,14 +206,14 @@ def _facts(folder: Path) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UserError(
-            f"{folder} holds no run (no readable cell.json). Give the folder of a run, as printed behind 'cell'."
+            f"{folder} must be the folder of a run, as printed after 'cell'; it has no readable cell.json."
         ) from None
     if not (folder / "DONE").is_file():
         ended = next((n for n in ("FAILED", "INTERRUPTED") if (folder / n).is_file()), None)
-        reason = (folder / ended).read_text(encoding="utf-8").splitlines()[0] if ended else "it has not ended"
+        reason = (folder / ended).read_text(encoding="utf-8").splitlines()[0] if ended else "it has not finished"
         command = folder / "command.txt"
-        again = f" To finish it: {command.read_text(encoding='utf-8').strip()}" if command.is_file() else ""
-        raise UserError(f"The run in {folder} is not finished: {(ended or 'no DONE').lower()}, {reason}.{again}")
+        again = f" To finish it, run: {command.read_text(encoding='utf-8').strip()}" if command.is_file() else ""
+        raise UserError(f"The run in {folder} is not finished ({(ended or 'no DONE file').lower()}: {reason}).{again}")
     return facts
 
 
@@ -272,8 +272,8 @@ class Run:
         cell_run = runner.prepare(self.experiment, self._session)
         if cell_run.task.fingerprint != self.facts["fingerprint"]:
             raise UserError(
-                f"The data of {self.folder} have changed since it was run: their fingerprint is another. "
-                "Run it again, or give the data of then by data_dir=."
+                f"The data of {self.folder} have changed since it was run (another fingerprint). Run it again, or "
+                "pass data_dir= with the original data."
             )
         return cell_run
 
@@ -290,8 +290,8 @@ class Run:
         networks = tuple(n for n in found if n is not None)
         if len(networks) != len(found):
             raise UserError(
-                f"A trained network of {self.folder} is no longer in {self.experiment.settings.cache_path}. "
-                f"Give cache_dir=, or run it again: {(self.folder / 'command.txt').read_text(encoding='utf-8').strip()}"
+                f"A trained network of {self.folder} is missing from {self.experiment.settings.cache_path}. Pass "
+                f"cache_dir=, or run it again: {(self.folder / 'command.txt').read_text(encoding='utf-8').strip()}"
             )
         return networks
 
@@ -314,7 +314,7 @@ class Run:
             allow = self.experiment.settings.allow
             return posterior_store.load(self.folder, cell_run.fingerprints(), module, self.device, allow)
         networks = self.networks
-        self.console.say("the posterior was not saved (save_posterior=true does): it is fitted again")
+        self.console.say("the posterior was not saved (save_posterior=true saves it): fitting it again")
         hyper, schedule = self.experiment.hyper, self.experiment.schedule
         fixed = self.experiment.noise.noise == "fixed"
         context = FitContext(self.seed, hyper, schedule, progress=self._session.progress, noise_fixed=fixed)

@@ -132,7 +132,7 @@ def _outcome(folders: Sequence[Path], ended: _Ended) -> Outcome:
     if failures:
         return Outcome("failed", failures[0], tuple(folders))
     if ended.skipped.issuperset(folders):
-        return Outcome("skipped", "all cells were finished", tuple(folders))
+        return Outcome("skipped", "all cells were already finished", tuple(folders))
     return Outcome("done", "", tuple(folders))
 
 
@@ -186,10 +186,8 @@ def _run_all(cell_runs: list[CellRun], session: Session) -> _Ended:
     for cell_run in cell_runs:
         if cell_run not in todo:
             if score_again(cell_run):
-                session.console.say("other metrics are asked for: made again from the saved evaluation")
-            session.console.say(
-                f"already finished, nothing to do (force=true runs it again): {short(cell_run.cell.folder)}"
-            )
+                session.console.say("other metrics requested: recomputed from the saved evaluation")
+            session.console.say(f"already finished (force=true runs it again): {short(cell_run.cell.folder)}")
             show_scores(cell_run, session)
     ended = _Ended({w.cell.folder for w in cell_runs if w not in todo}, {})
     if not todo:
@@ -241,7 +239,7 @@ def _complete_leased(cell_run: CellRun, plan: NetworkProvider, session: Session)
     """Complete a cell with no other writer beside us; what another finished meanwhile is shown."""
 
     def waiting(owner: str) -> None:
-        session.console.say(f"waiting: {owner} runs this cell")
+        session.console.say(f"waiting: {owner} is running this cell")
 
     with Lease(cell_run.cell.folder, waiting, session.stop):
         if cell_run.cell.status() != "done" or cell_run.experiment.settings.force:
@@ -256,12 +254,12 @@ def _finished(cell_run: CellRun, session: Session) -> bool:
     facts = cell_run.cell.facts()
     if facts.get("results_version") != RESULTS_VERSION or facts.get("fingerprint") != cell_run.task.fingerprint:
         session.console.say(
-            f"the data or the results version of {short(cell_run.cell.folder)} have changed: it is made anew"
+            f"the data or the program have changed since {short(cell_run.cell.folder)} was run: running it again"
         )
         cell_run.cell.set_status("open", "")
         return False
     if cell_run.experiment.settings.save_posterior and "posterior_saved" not in facts:
-        session.console.say(f"the posterior of {short(cell_run.cell.folder)} was not kept: it is fitted again")
+        session.console.say(f"the posterior of {short(cell_run.cell.folder)} was not saved: running it again")
         cell_run.cell.set_status("open", "")
         return False
     return True

@@ -11,9 +11,9 @@ from bnn_runner.errors import UserError, did_you_mean
 _WITH_VALUE = {"--config-dir", "-cd", "--package", "-p", "--cfg", "-c"}
 _SWITCHES = {"--multirun", "-m", "--run", "-r", "--resolve", "--hydra-help", "--shell-completion", "-sc"}
 _REFUSED = {
-    "--config-path": "bnn-run's own configuration stays the primary one. Add your choices with --config-dir FOLDER.",
-    "--config-name": "bnn-run's own configuration stays the primary one. Put your settings into an experiment file.",
-    "--experimental-rerun": "bnn-run leaves command.txt in every cell: type what stands there to run the cell again.",
+    "--config-path": "Add your own choices with --config-dir FOLDER.",
+    "--config-name": "Put your settings into an experiment file (conf/experiment/README.md).",
+    "--experimental-rerun": "Every run leaves its command in command.txt: run that command again.",
 }
 _REFUSED |= {"-cp": _REFUSED["--config-path"], "-cn": _REFUSED["--config-name"]}
 
@@ -46,7 +46,7 @@ def read_flags(argv: Sequence[str]) -> CommandLine:
         if not word.startswith("-") or word == "-":
             line.overrides.append(word)
         elif name in _REFUSED:
-            problems.append(f"{name} is not offered. {_REFUSED[name]}")
+            problems.append(f"{name} is not supported. {_REFUSED[name]}")
             if not equals and words and not words[0].startswith("-"):
                 words.pop(0)
         elif name in ("--help", "-h"):
@@ -61,7 +61,7 @@ def read_flags(argv: Sequence[str]) -> CommandLine:
         elif name in _WITH_VALUE:
             if not equals:
                 if not words:
-                    problems.append(f"{name} needs a value behind it, as in --config-dir FOLDER or --cfg job.")
+                    problems.append(f"{name} requires a value, as in --config-dir FOLDER or --cfg job.")
                     continue
                 value = words.pop(0)
             problems += _take(line, name, value)
@@ -84,15 +84,13 @@ def _take(line: CommandLine, name: str, value: str) -> list[str]:
     if name in ("--config-dir", "-cd"):
         folder = Path(value).expanduser().resolve()
         if not folder.is_dir():
-            return [
-                f"--config-dir {value} is not a folder ({folder}). Give the folder that holds <group>/<choice>.yaml."
-            ]
+            return [f"--config-dir must be a folder with <group>/<choice>.yaml files; got {value} ({folder})."]
         line.config_dir = folder
         line.flags += ["--config-dir", str(folder)]
         return []
     if name in ("--cfg", "-c"):
         if value not in ("job", "hydra", "all"):
-            return [f"--cfg {value} is not something to show. Write --cfg job, --cfg hydra or --cfg all."]
+            return [f"--cfg must be job, hydra or all; got {value}."]
         line.shows_only = True
     line.flags += [name, value]
     return []
@@ -104,4 +102,4 @@ def _unknown_flag(name: str, equals: str, value: str) -> str:
     near = did_you_mean(name, [f for f in flags if f.startswith("--")])
     if near:
         return f"{name} is not a flag.{near}"
-    return f"{name} is not a flag. Settings are written without dashes: {bare}={value if equals else '...'}"
+    return f"{name} is not a flag. Write settings without dashes: {bare}={value if equals else '...'}"

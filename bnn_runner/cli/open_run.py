@@ -20,20 +20,18 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's folder, the beginning of its hash, or latest")
     parser.add_argument("--draws", type=int, metavar="S", help="posterior draws (as many as the run scored)")
     parser.add_argument(
-        "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="where runs are looked for (outputs)"
+        "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="the folder of the runs (outputs)"
     )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the run's own data lie now, if elsewhere")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="where trained networks lie now, if elsewhere")
-    parser.add_argument(
-        "--allow", default="", metavar="P,P", help="packages of the run's own classes, if you trust them"
-    )
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the run's data, if it has moved")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="the folder of trained networks, if it has moved")
+    parser.add_argument("--allow", default="", metavar="P,P", help="trusted packages of the run's own classes")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="(auto)")
 
 
 def open_run(arguments: argparse.Namespace) -> tuple[Run, Path]:
     """The run that these options name, and its folder. Raises `UserError` where there is none, or it is refused."""
     if arguments.draws is not None and arguments.draws < 1:
-        raise UserError(f"--draws {arguments.draws} leaves nothing to average. Give 1 or more.")
+        raise UserError(f"--draws must be at least 1; got {arguments.draws}.")
     folder = find_run(arguments.run, arguments.output_dir)
     from bnn_runner.api import load
 
@@ -55,8 +53,8 @@ def find_run(name: str, output_dir: Path) -> Path:
     folders = [p.parent for p in output_dir.glob("runs/*/*/*/*/DONE")]
     if not folders:
         raise UserError(
-            f"There are no finished runs under {output_dir / 'runs'}. Run bnn-run first, name the runs' output_dir "
-            "with --output-dir, or give the folder of a run."
+            f"There are no finished runs under {output_dir / 'runs'}. Run bnn-run first, set --output-dir to "
+            "the runs' output_dir, or give the folder of a run."
         )
     if name == "latest":
         return max(folders, key=lambda f: (f / "DONE").stat().st_mtime)
@@ -67,7 +65,7 @@ def find_run(name: str, output_dir: Path) -> Path:
     listed = "".join(f"\n  {f}" for f in sorted(found or folders)[:SHOWN])
     rest = f"\n  and {len(found or folders) - SHOWN} more" if len(found or folders) > SHOWN else ""
     if found:
-        raise UserError(f"{len(found)} runs begin with {name!r}. Give more of the hash:{listed}{rest}")
+        raise UserError(f"{len(found)} runs start with {name!r}. Give more of the hash:{listed}{rest}")
     raise UserError(
-        f"{name!r} is no run under {output_dir}. Give a folder, a hash, or latest. There are:{listed}{rest}"
+        f"There is no run {name!r} under {output_dir}. Give a folder, a hash, or latest. Runs:{listed}{rest}"
     )

@@ -16,18 +16,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN = 10
-_EXAMPLES = """RUN is a run's folder, the hash at its end (or its beginning), or: latest.
-
-examples:
-  bnn-predict latest --data new.csv                      a table on the screen, its first rows
-  bnn-predict 73562a9c --data new.csv --out table.csv    all of it, into a file
-  bnn-predict outputs/runs/cifar10/resnet20/laplace/0-1b2c3d4e --data photos/ --out photos.csv
-
-Columns of a table are found by name where the data have names, else taken by place; inputs are in original
-units and are prepared as the run prepared its own. Regression: mean, sd, its aleatoric and epistemic part,
-and an interval. Classes: the predicted label, probabilities, entropies. A posterior that was kept
-(save_posterior=true) is read; another is fitted again to the cached network.
-"""
+_EXAMPLES = (
+    "RUN is a run's folder, the start of its hash, or: latest.\n\nexamples:\n  bnn-predict latest "
+    "--data new.csv                      print the first predictions\n  bnn-predict 73562a9c --data "
+    "new.csv --out table.csv    write all of them\n  bnn-predict "
+    "outputs/runs/cifar10/resnet20/laplace/0-1b2c3d4e --data photos/ --out photos.csv\n\nColumns are "
+    "matched by name where the data have names, else by position. Give inputs in their original "
+    "units;\nthey are prepared as in the run. Regression: mean, standard deviation with its aleatoric "
+    "and epistemic parts, and\nan interval. Classification: predicted label, probabilities, "
+    "entropies. A saved posterior (save_posterior=true) is\nread; otherwise it is fitted again to the "
+    "cached network.\n"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def predict(arguments: argparse.Namespace) -> None:
     """Open the run, read the points, predict, show or write. Raises `UserError` for a user's mistake."""
     if not 0 < arguments.level < 1:
-        raise UserError(f"--level {arguments.level:g} is no share. Give one between 0 and 1, as in --level 0.95.")
+        raise UserError(f"--level must be between 0 and 1, as in 0.95; got {arguments.level:g}.")
     run, folder = open_run(arguments)
     from bnn_runner.runs.new_points import read_points
 
@@ -58,8 +57,8 @@ def predict(arguments: argparse.Namespace) -> None:
 
 
 _SOURCES = {
-    "saved": "read from the run, as it was saved",
-    "fitted again": "not saved with the run, fitted again to the cached network (save_posterior=true keeps it)",
+    "saved": "read from the run",
+    "fitted again": "fitted again to the cached network (save_posterior=true saves it)",
 }
 
 
@@ -80,7 +79,7 @@ def _write(table: pd.DataFrame, path: Path) -> None:
     try:
         write_text(path, table.to_csv(index=False, lineterminator="\n"))
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror or error}). Give another file by --out.") from None
+        raise UserError(f"Could not write {path} ({error.strerror or error}). Give another file with --out.") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data", type=Path, required=True, metavar="FILE", help="a table (.csv), .npz with x, an image, or a folder"
     )
-    parser.add_argument("--out", type=Path, metavar="CSV", help="where the table goes (else its first rows are shown)")
+    parser.add_argument(
+        "--out", type=Path, metavar="CSV", help="write the table here (default: print its first rows)"
+    )
     parser.add_argument("--level", type=float, default=0.95, metavar="P", help="probability of the interval (0.95)")
     return parser
 

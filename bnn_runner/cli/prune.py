@@ -44,8 +44,8 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
 
     if not isinstance(run.experiment.method, BBB):
         raise UserError(
-            f"method={run.method} has no factorised Gaussian posterior whose weights could be ranked by signal to "
-            "noise. Give a run of method=bbb, bbb_flipout or bbb_weights."
+            f"bnn-prune requires a factorised Gaussian posterior; got method={run.method}. Give a run of "
+            "method=bbb, bbb_flipout or bbb_weights."
         )
     posterior = run.posterior
     assert isinstance(posterior, MeanField)
@@ -63,7 +63,7 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
         write_text(folder / "pruning.md", table)
         picture = style.save(drawn, folder / "figures" / "pruning.png")
     except OSError as error:
-        raise UserError(f"{folder} cannot be written to ({error.strerror or error}). Make it writable.") from None
+        raise UserError(f"Could not write to {folder} ({error.strerror or error}). Make it writable.") from None
     print(f"{title}, {draws} draws\n\n{table}")
     files = [folder / "pruning.csv", folder / "pruning.md", picture]
     print("wrote " + ", ".join(str(f) for f in files), flush=True)
@@ -77,9 +77,7 @@ def _percents(text: str) -> list[float]:
     except ValueError:
         found = []
     if not found or not all(0 <= p <= 100 for p in found):
-        raise UserError(
-            f"--fractions {text!r} is no list of percentages. Give numbers from 0 to 100, as in --fractions 0,50,90."
-        )
+        raise UserError(f"--fractions must be percentages from 0 to 100, as in 0,50,90; got {text!r}.")
     return found
 
 

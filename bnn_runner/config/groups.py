@@ -128,13 +128,13 @@ class Catalogue:
             return None
         if (group, choice) == ("metric", "dee"):
             return (
-                "metric=dee is no score of one run: the ensemble equivalent compares runs with deep ensembles. Run "
-                "those beside your methods (method=map; -m method=ensemble method.size=2,3,5; for classes with "
+                "metric=dee is not a score of a single run: the ensemble equivalent compares runs with deep "
+                "ensembles. Run these too (method=map; -m method=ensemble method.size=2,3,5; for classes with "
                 "eval.calibrate=temperature), then bnn-report --equivalents."
             )
         names = self.choices(group)
         listed = ", ".join(names) or "none"
-        return f"{group}={choice} is not a choice.{did_you_mean(choice, names)} The choices of {group}: {listed}."
+        return f"{group}={choice} is unknown.{did_you_mean(choice, names)} Choices of {group}: {listed}."
 
     def load(self, group: str, choice: str) -> dict[str, Any]:
         """The choice's keys over those of its bases: the choices of its group that its defaults list names."""
@@ -189,8 +189,8 @@ class Catalogue:
                 first = file.readline().strip()
             if not re.fullmatch(rf"#\s*@package\s+metric\.{re.escape(choice)}", first):
                 problems.append(
-                    f"{path} cannot be used beside other metrics: its first line is not its package."
-                    f" Begin the file with the line '# @package metric.{choice}'."
+                    f"{path} must start with the line '# @package metric.{choice}'; without it the metric would "
+                    "replace the others. Add the line."
                 )
         return problems
 
@@ -200,8 +200,8 @@ class Catalogue:
                 tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
             except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
                 reason = " ".join(str(error).split())
-                raise UserError(f"{path} cannot be read as YAML. {reason} Mend or remove the file.") from error
+                raise UserError(f"Could not read {path} as YAML: {reason}. Correct or remove the file.") from error
             if tree is not None and not isinstance(tree, dict):
-                raise UserError(f"{path} holds no keys. A choice is a YAML mapping of key: value lines.")
+                raise UserError(f"{path} must be a YAML mapping of key: value lines. Correct or remove the file.")
             self._parsed[path] = tree or {}
         return self._parsed[path]

@@ -59,7 +59,7 @@ def parse(text: str) -> Override:
     """Read one override. Raises `UserError` that says what to type instead."""
     match = _OVERRIDE.fullmatch(text)
     if match is None or (match["raw"] is None and match["prefix"] != "~"):
-        raise UserError(f"{text!r} is not an override. Overrides look like key=value, without spaces around the '='.")
+        raise UserError(f"{text!r} is not an override. Write key=value, without spaces around the '='.")
     raw = match["raw"]
     key = match["key"]
     if raw is None:
@@ -70,8 +70,8 @@ def parse(text: str) -> Override:
         values, sweep = _parse_values(raw)
     except ValueError as error:
         raise UserError(
-            f"{text!r} cannot be read: {error}. Quote the value twice, for the shell and for Hydra: "
-            f"'{match['prefix']}{key}={quote(match['raw'].strip(chr(39) + chr(34)))}'."
+            f"Could not read {text!r}: {error}. Quote the value twice, for the shell and for Hydra: '"
+            f"{match['prefix']}{key}={quote(match['raw'].strip(chr(39) + chr(34)))}'."
         ) from None
     return Override(text, match["prefix"], key, match["package"] or "", raw, values, sweep)
 
@@ -121,7 +121,7 @@ def _split(text: str) -> list[str]:
             stack.append(_CLOSING[char])
         elif char in "]})":
             if not stack or stack.pop() != char:
-                raise ValueError(f"{char!r} closes nothing")
+                raise ValueError(f"{char!r} has no opening bracket")
         elif char == "," and not stack:
             parts.append(text[start:i])
             start = i + 1
@@ -145,7 +145,7 @@ def _parse_values(raw: str) -> tuple[tuple[Any, ...], bool]:
         return (_parse_element(raw),), False
     name, inside = function[1], function[2]
     if name not in _FUNCTIONS:
-        raise ValueError(f"{name}(...) is no function of Hydra's")
+        raise ValueError(f"Hydra has no function {name}(...)")
     arguments = [a for a in _split(inside) if a.strip()]
     if name == "choice":
         return tuple(_parse_element(a) for a in arguments), True
@@ -171,7 +171,7 @@ def _parse_element(text: str) -> Any:
     text = text.strip()
     if text[:1] in ("'", '"'):
         if len(text) < 2 or text[-1] != text[0]:
-            raise ValueError("text stands beside a quoted part")
+            raise ValueError("there is text before or after a quoted part")
         return re.sub(r"\\(['\"\\])", r"\1", text[1:-1])
     if text.startswith("["):
         return [] if not text[1:-1].strip() else [_parse_element(part) for part in _split(text[1:-1])]
@@ -185,7 +185,7 @@ def _parse_element(text: str) -> Any:
     fits = _UNQUOTED.match(text)
     end = fits.end() if fits else 0
     if end < len(text):
-        raise ValueError(f"it contains {text[end]!r}, which has a meaning of its own or is not allowed bare")
+        raise ValueError(f"{text[end]!r} must be quoted")
     return _convert(text)
 
 

@@ -77,8 +77,8 @@ def resolve(catalogue: Catalogue, parsed: Sequence[Override]) -> Resolved:
             if group not in pair["choices"]:
                 continue  # a wish about, say, one method does not concern the others
             raise UserError(
-                f"data={typed['data']} recommends {key}, which is not a key of {group}={choices[group]}."
-                " Mend the recommended block of the data set's YAML file."
+                f"data={typed['data']} recommends {key}, which is not a key of {group}={choices[group]}. Correct "
+                "the recommended block of the data set's YAML file."
             )
         additions.append(f"{key}={to_text(value)}")
     additions += _for_debug(catalogue, choices, {o.key for o in parsed} | set(wanted))
@@ -127,7 +127,7 @@ def _pair(catalogue: Catalogue, typed: dict[str, Any]) -> tuple[dict[str, Any], 
         return {"choices": choices, "values": kept}, []
     filled = ", ".join(f"{g}={choices[g]}" for g in open_groups)
     return {"choices": choices, "values": kept}, [
-        f"data={data} recommends nothing for model={model}: taking {filled} as their files have them."
+        f"data={data} has no recommendation for model={model}; using {filled} with their default values"
     ]
 
 

@@ -26,7 +26,11 @@ _NAMES = {
 
 
 class Mismatch(Exception):
-    """A value that an annotation does not take; the text says what it takes."""
+    """A value that an annotation does not take: `wanted` says what it takes, `hint` (a sentence) what to write."""
+
+    def __init__(self, wanted: str, hint: str = "") -> None:
+        super().__init__(f"{wanted}. {hint}".strip())
+        self.wanted, self.hint = wanted, hint.strip()
 
 
 def describe(annotation: Any) -> str:
@@ -57,30 +61,30 @@ def convert(annotation: Any, value: Any) -> Any:
     if origin is Literal:
         if any(value == a and type(value) is type(a) for a in arguments):
             return value
-        raise Mismatch(f"{describe(annotation)}.{did_you_mean(str(value), map(str, arguments))}")
+        raise Mismatch(describe(annotation), did_you_mean(str(value), map(str, arguments)))
     if origin in (Union, types.UnionType):
         return _convert_union(annotation, arguments, value)
     if origin in (list, tuple, Sequence, Iterable) or annotation in (list, tuple):
         return _convert_sequence(annotation, origin or annotation, arguments, value)
     if origin in (dict, Mapping) or annotation is dict:
         if not isinstance(value, Mapping):
-            raise Mismatch(f"{describe(annotation)}.")
+            raise Mismatch(describe(annotation))
         return {k: convert(arguments[1], v) if len(arguments) == 2 else v for k, v in value.items()}
     if annotation is Path and isinstance(value, str):
         return Path(value).expanduser()
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if annotation is int and isinstance(value, float) and value.is_integer():
-        raise Mismatch(f"{describe(annotation)}. Write {int(value)}.")
+        raise Mismatch(describe(annotation), f"Write {int(value)}.")
     if annotation is int and isinstance(value, bool):
-        raise Mismatch(f"{describe(annotation)}.")
+        raise Mismatch(describe(annotation))
     if annotation in (int, float, bool, str) and not isinstance(value, annotation):
         hint = ""
         if annotation is str and isinstance(value, (int, float)):
-            hint = " Quote a text that looks like a number twice, '\"3\"'."
-        raise Mismatch(f"{describe(annotation)}.{hint}")
+            hint = " Quote text that looks like a number twice: '\"3\"'."
+        raise Mismatch(describe(annotation), hint)
     if annotation in (None, type(None)) and value is not None:
-        raise Mismatch("null.")
+        raise Mismatch("null")
     return value
 
 
@@ -91,26 +95,25 @@ def _convert_union(annotation: Any, arguments: Sequence[Any], value: Any) -> Any
         try:
             return convert(option, value)
         except Mismatch as mismatch:
-            if get_origin(option) is Literal:
-                _, _, tail = str(mismatch).partition(".")
-                hints.append(tail)
-    raise Mismatch(f"{describe(annotation)}.{''.join(hints)}")
+            if get_origin(option) is Literal and mismatch.hint:
+                hints.append(mismatch.hint)
+    raise Mismatch(describe(annotation), " ".join(hints))
 
 
 def _convert_sequence(annotation: Any, origin: Any, arguments: Sequence[Any], value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
         example = "[]" if value is None else f"[{value}]"
-        raise Mismatch(f"{describe(annotation)}, as in {example}.")
+        raise Mismatch(f"{describe(annotation)}, as in {example}")
     if origin is tuple and arguments and arguments[-1] is not Ellipsis:
         if len(arguments) != len(value):
-            raise Mismatch(f"a list of {len(arguments)} values.")
+            raise Mismatch(f"a list of {len(arguments)} values")
         return tuple(convert(a, v) for a, v in zip(arguments, value, strict=True))
     try:
         items = [convert(arguments[0], v) for v in value] if arguments else list(value)
     except Mismatch as inner:
         if get_origin(arguments[0]) is Literal:  # the choices are in the description
-            raise Mismatch(f"{describe(annotation)}.{str(inner).partition('.')[2]}") from None
-        raise Mismatch(f"{describe(annotation)}; each must be {inner}") from None
+            raise Mismatch(describe(annotation), inner.hint) from None
+        raise Mismatch(f"{describe(annotation)}, each {inner.wanted}", inner.hint) from None
     return items if origin is list else tuple(items)
 
 
@@ -149,11 +152,12 @@ def check_fields(cls: type, values: Mapping[str, Any], prefix: str, what: str) -
         try:
             arguments[name] = convert(wanted[name], value)
         except Mismatch as mismatch:
-            problems.append(f"{prefix}{name}={show(value)} has the wrong type or value. It must be {mismatch}")
+            hint = f" {mismatch.hint}" if mismatch.hint else ""
+            problems.append(f"{prefix}{name} must be {mismatch.wanted}; got {show(value)}.{hint}")
     for item in dataclasses.fields(cls):
         needed = item.init and item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         if needed and item.name not in values:
-            problems.append(f"{prefix}{item.name} is missing, and {what} needs it. Give {prefix}{item.name}=...")
+            problems.append(f"{prefix}{item.name} is missing; {what} requires it. Set {prefix}{item.name}=...")
     return arguments, problems
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bnn_runner.config.groups import GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten, merge
-from bnn_runner.config.overrides import UNKNOWN, Override, parse, quote, render
+from bnn_runner.config.overrides import UNKNOWN, Override, parse, quote
 from bnn_runner.config.recommend import Expanded, Resolved, expanded_at, keys_of, resolve, with_own_class
 from bnn_runner.config.schema import check_fields, show
-from bnn_runner.config.settings import COMPONENTS, NoiseSettings, read_settings
+from bnn_runner.config.settings import COMPONENTS, EvalSettings, NoiseSettings, Settings, read_settings
 from bnn_runner.config.where_rules import SIZES, SMALL, has_size, settings_where
 from bnn_runner.errors import UserError, did_you_mean
 
@@ -78,7 +78,7 @@ def _is_hydra(override: Override) -> bool:
 
 def _hydra_problem(override: Override) -> str:
     if override.key == "hydra.searchpath":
-        return "hydra.searchpath is not read by bnn-run. Add a folder of your own choices with --config-dir FOLDER."
+        return "hydra.searchpath is not supported. Add a folder of your own choices with --config-dir FOLDER."
     return ""
 
 
@@ -94,7 +94,7 @@ def _bare_word(catalogue: Catalogue, text: str) -> str | None:
         return f"{text!r} has no value. Write {word}=..., without spaces around the '='."
     near = [f"{g}={c}" for g in catalogue.groups for c in catalogue.groups[g] if did_you_mean(word, [c])]
     hint = f" Did you mean {' or '.join(near[:3])}?" if near else ""
-    return f"{text!r} is not an override. Overrides look like key=value.{hint} See bnn-run --help."
+    return f"{text!r} is not an override. Write key=value.{hint} See bnn-run --help."
 
 
 def _choice_problems(catalogue: Catalogue, override: Override) -> list[str]:
@@ -105,14 +105,14 @@ def _choice_problems(catalogue: Catalogue, override: Override) -> list[str]:
     optional = group in GLOBAL_GROUPS or group == "metric"
     listed = ", ".join(catalogue.choices(group))
     if override.prefix == "~":
-        return [] if optional else [f"~{group} leaves nothing to run. Choose one: {listed}."]
+        return [] if optional else [f"~{group} removes a required choice. Choose one: {listed}."]
     problems = []
     for value in override.values:
         for name in value if isinstance(value, list) and optional else [value]:
             if name is UNKNOWN or (name is None and optional):
                 continue
             if isinstance(name, (list, dict)):
-                problems.append(f"{override.text} is not a choice. {group} takes one name: {listed}.")
+                problems.append(f"{group} must be one name; got {override.raw}. Choices: {listed}.")
                 continue
             problem = catalogue.problem_with(group, "null" if name is None else str(name))
             problems += [problem] if problem else []
@@ -123,17 +123,17 @@ def _sweep_problem(catalogue: Catalogue, override: Override, points: Sequence[Re
     group = override.key.split(".")[0]
     raw = (override.raw or "").strip()
     if override.key == "metric":
-        return f"{override.text} lists several values, which makes a sweep. Write metric=[{raw}] for all in one run."
+        return f"{override.text} has several values, which makes a sweep. Write metric=[{raw}] to have all in one run."
     default, _ = _find(catalogue.base, override.key) if group in catalogue.base else (None, False)
     for point in points[:1]:
         if group in catalogue.groups:
             default, _ = _find(keys_of(catalogue, group, point.choices), override.key.partition(".")[2])
     ways = ["Add -m to run them all"]
     if isinstance(default, list):
-        ways.append(f"write {override.key}=[{raw}] for one list")
+        ways.append(f"write {override.key}=[{raw}] for a list")
     if (default is None or isinstance(default, str)) and override.key not in catalogue.groups:
-        ways.append(f"write '{override.key}={quote(raw)}' for one text")
-    return f"{override.text} lists several values, which makes a sweep. {', or '.join(ways)}."
+        ways.append(f"write '{override.key}={quote(raw)}' for a text with commas")
+    return f"{override.text} has several values, which makes a sweep. {', or '.join(ways)}."
 
 
 def _experiment_sweeps(
@@ -157,15 +157,15 @@ def _experiment_sweeps(
                     found = found | {k: v for k, v in settings_where(rules, {"size": sizes[0]}).items() if k in found}
                     if found and override.sweep:
                         problems.append(
-                            f"{override.text} sweeps over {name}, which is a sweep itself: points would be lost."
-                            f" Run {override.key}={name} in a command of its own."
+                            f"{override.text} sweeps over {name}, which is itself a sweep. Run {override.key}={name} "
+                            "separately."
                         )
                     params |= found
                     names += [f"{override.key}={name}"] if found else []
     if len(sizes) > 1:
-        problems.append("size takes one value: an experiment's sizes are commands of their own. Write size=paper.")
+        problems.append("size must be one value; the sizes of an experiment are separate commands. Write size=paper.")
     elif sizes[0] in SIZES and sizes[0] not in sized:
-        problems.append(f"size={show(sizes[0])} is not there: no experiment chosen here has it. Leave size out.")
+        problems.append(f"size={show(sizes[0])} is not defined by the chosen experiment. Remove size=...")
     typed = {o.key for o in overrides}
     sweeps: list[Override] = []
     for key, value in params.items():
@@ -219,12 +219,15 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def _setting_problems(tree: dict[str, Any]) -> list[str]:
-    """Top-level values against their full signatures (these are light). Unknown keys are told elsewhere."""
-    known = {k: v for k, v in tree.items() if k not in COMPONENTS}
+    """Top-level values against their full signatures (these are light); unknown keys are reported elsewhere."""
+    known = {k: v for k, v in tree.items() if k in Settings.__dataclass_fields__}
+    if isinstance(known.get("eval"), dict):
+        known["eval"] = {k: v for k, v in known["eval"].items() if k in EvalSettings.__dataclass_fields__}
     _, problems = read_settings(known, Path.cwd())
-    likelihood = known.get("likelihood")
-    problems += check_fields(NoiseSettings, likelihood if isinstance(likelihood, dict) else {}, "likelihood.", "")[1]
-    return [p for p in problems if " is not a key of " not in p]
+    likelihood = tree.get("likelihood")
+    noise = likelihood if isinstance(likelihood, dict) else {}
+    fields = {k: v for k, v in noise.items() if k in NoiseSettings.__dataclass_fields__}
+    return problems + check_fields(NoiseSettings, fields, "likelihood.", "")[1]
 
 
 def _key_problems(catalogue: Catalogue, override: Override, points: Sequence[Resolved]) -> list[str]:
@@ -232,9 +235,9 @@ def _key_problems(catalogue: Catalogue, override: Override, points: Sequence[Res
     key = override.key
     group, _, rest = key.partition(".")
     if override.prefix == "~":
-        return [f"{override.text} removes a key, and every key is needed. Set it to another value."]
+        return [f"{override.text} removes a required key. Set it to another value instead."]
     if override.package and key not in catalogue.groups:
-        return [f"{override.text} is not a choice. Only groups take a package (@): {', '.join(catalogue.groups)}."]
+        return [f"{override.text}: only groups take a package (@). Groups: {', '.join(catalogue.groups)}."]
     if group not in catalogue.groups:
         tree = catalogue.base
         if key in tree or key in flatten(tree):
@@ -251,7 +254,7 @@ def _key_problems(catalogue: Catalogue, override: Override, points: Sequence[Res
         elif not override.prefix and not catalogue.is_open(group, point.choices.get(group)):
             problems.append(_unknown_key(catalogue, key, [point]))
     if override.prefix == "+" and points and all(_find(keys_of(catalogue, group, p.choices), rest)[1] for p in points):
-        problems.append(f"{override.text} adds a key that is there already. Write it without the '+'.")
+        problems.append(f"{override.text} adds a key that exists already. Remove the '+'.")
     return list(dict.fromkeys(problems))
 
 
@@ -283,8 +286,8 @@ def _unknown_key(catalogue: Catalogue, key: str, points: Sequence[Resolved]) -> 
         others = [c for c in catalogue.choices(group) if c != choice]
         holders = [c for c in others if rest in flatten(keys_of(catalogue, group, {group: c}))]
         if holders and group != "metric":
-            return f"{text} It is one of {group}={', '.join(holders)}."
-        listed = f" The keys of {group}={show(choice)}: {', '.join(own) or 'none'}." if group != "metric" else ""
+            return f"{text} It is a key of {group}={', '.join(holders)}."
+        listed = f" Keys of {group}={show(choice)}: {', '.join(own) or 'none'}." if group != "metric" else ""
         return text + (near or listed)
     return f"{key} is not a key.{near}" + ("" if near else " See bnn-run --help.")
 
@@ -307,8 +310,7 @@ def _type_problem(override: Override, default: Any) -> list[str]:
         elif isinstance(default, dict):
             wanted = "" if isinstance(value, dict) else "a mapping {key:value}"
         elif isinstance(default, str) and default != "auto" and not isinstance(value, str):
-            wanted = f"text. If it is one, quote it twice: '{override.key}={quote(show(value))}'"
+            wanted = f"text; if it is meant as text, quote it twice: '{override.key}={quote(show(value))}'"
         if wanted:
-            shown = render(override.single(value)) if override.sweep else override.text
-            problems.append(f"{shown} has the wrong type: {override.key} is {wanted} (default {show(default)}).")
+            problems.append(f"{override.key} must be {wanted} (default {show(default)}); got {show(value)}.")
     return problems

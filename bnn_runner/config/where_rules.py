@@ -33,8 +33,8 @@ def settings_where(rules: Mapping[str, Any], chosen: Mapping[str, Any], typed: C
         words = [word.partition("=") for word in condition.split()]
         if not words or not all(name and choices for name, _, choices in words) or not isinstance(values, Mapping):
             raise UserError(
-                f"The experiment's where has the rule {condition!r}, which cannot be read. Write a condition and a "
-                "mapping, as in 'method=sgld: {method.chains: 4}'."
+                f"The experiment's `where` has the rule {condition!r}; a rule must be a condition and a mapping, "
+                f"as in 'method=sgld: {{method.chains: 4}}'."
             )
         if all(str(now.get(name)) in choices.split(",") for name, _, choices in words):
             kept = {key: value for key, value in values.items() if key not in typed}

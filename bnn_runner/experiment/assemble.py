@@ -205,8 +205,10 @@ def _retrained(hyper: Any, choice: str) -> list[str]:
     if not isinstance(hyper, TrainingRule):
         return []
     return [
-        f"hyper={choice} changes the training, and model.weights gives a network that is trained already. "
-        "Use hyper=evidence or hyper=fixed, or drop model.weights."
+        (
+            f"hyper={choice} acts during training, but model.weights gives a trained network. Use "
+            "hyper=evidence or hyper=fixed, or remove model.weights."
+        )
     ]
 
 
@@ -248,8 +250,8 @@ def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Set
             problems += misfits(hyper, str(choices.get("hyper")), method, str(choices.get("method")))
         if method.uses_hyper and getattr(hyper, "needs_validation", False) and spec.val_fraction == 0:
             problems.append(
-                f"hyper={choices.get('hyper')} chooses on validation data, and data.val_fraction=0 leaves none."
-                " Set data.val_fraction=0.1, or take another hyper rule."
+                f"hyper={choices.get('hyper')} requires validation data; got data.val_fraction=0. Set "
+                "data.val_fraction=0.1, or choose another hyper rule."
             )
     if settings is not None and settings.eval.calibrate == "temperature":
         from bnn_runner.evaluation.temperature import calibration_problems

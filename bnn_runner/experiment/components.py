@@ -18,14 +18,14 @@ from bnn_runner.errors import UserError, did_you_mean, raise_all
 def locate(target: Any, allow: Sequence[str], where: str) -> Any:
     """What a `_target_` names. Raises `UserError`, before anything is imported, unless its package is trusted."""
     if target is None:
-        raise UserError(f"{where} needs a class of yours. Give it as {where}._target_=package.module.Class.")
+        raise UserError(f"{where} requires a class of your own. Set {where}._target_=package.module.Class.")
     if not isinstance(target, str) or "." not in target:
-        raise UserError(f"{where} has no usable _target_ ({target!r}). It must name package.module.Class.")
+        raise UserError(f"{where}._target_ must name a class as package.module.Class; got {target!r}.")
     package = target.split(".")[0]
     if package != "bnn_runner" and package not in allow:
         raise UserError(
-            f"{where} uses {target}, and {package} is not a package that you trust yet."
-            f" If you do, add allow=[{','.join([*allow, package])}]."
+            f"{where} uses {target}, but the package {package} is not trusted. To trust it, add allow=["
+            f"{','.join([*allow, package])}]."
         )
     module_name, _, class_name = target.rpartition(".")
     try:
@@ -33,13 +33,13 @@ def locate(target: Any, allow: Sequence[str], where: str) -> Any:
     except ImportError as error:
         missing = getattr(error, "name", None) or module_name
         raise UserError(
-            f"{where}: {module_name} cannot be imported ({error}). Install {missing.split('.')[0]},"
-            " or put its folder on PYTHONPATH or beside the folder given as --config-dir."
+            f"{where}: could not import {module_name} ({error}). Install {missing.split('.')[0]}, or put its "
+            "folder on PYTHONPATH or next to the folder given as --config-dir."
         ) from error
     found = getattr(module, class_name, None)
     if found is None:
         near = did_you_mean(class_name, [n for n, v in vars(module).items() if isinstance(v, type)])
-        raise UserError(f"{where}: {module_name} has no {class_name}.{near} Mend the _target_.")
+        raise UserError(f"{where}._target_: module {module_name} has no {class_name}.{near} Correct the name.")
     return found
 
 
@@ -51,9 +51,7 @@ def build(node: Any, allow: Sequence[str] = (), where: str = "", what: str = "")
     wrong fields, and what the class refuses.
     """
     if not isinstance(node, Mapping):
-        raise UserError(
-            f"{where or 'This node'} is {node!r}, and must be a mapping with a _target_. Choose one by name."
-        )
+        raise UserError(f"{where or 'This node'} must be a mapping with a _target_; got {node!r}. Choose one by name.")
     target = node.get("_target_")
     cls = locate(target, allow, where or str(target))
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
@@ -61,7 +59,7 @@ def build(node: Any, allow: Sequence[str] = (), where: str = "", what: str = "")
             from bnn_runner.models.module import own_module
 
             return own_module(cls, {k: v for k, v in node.items() if k != "_target_"}, str(target))
-        raise UserError(f"{where}: {target} is not a dataclass. Its fields must be its YAML's keys: make it one.")
+        raise UserError(f"{where}._target_ must be a dataclass whose fields are the keys of its YAML; got {target}.")
     values: dict[str, Any] = {}
     problems: list[str] = []
     prefix = f"{where}." if where else ""

@@ -60,9 +60,7 @@ def complete(cell_run: CellRun, plan: NetworkProvider, session: Session) -> None
     try:
         networks = [n for t in cell_run.trainings if (n := plan.load(t)) is not None]
         if len(networks) != len(cell_run.trainings):
-            raise RunFailed(
-                "a trained network vanished from the cache while the run went on. Run the same command again."
-            )
+            raise RunFailed("A trained network disappeared from the cache during the run. Run the same command again.")
         pretrained = report_pretrained(cell_run, networks, session)
         history: list[Mapping[str, float]] = []
         posterior = _fit(cell_run, networks, session, history.append)
@@ -242,7 +240,7 @@ def _save_posterior(cell_run: CellRun, posterior: Posterior, session: Session) -
         posterior_store.save(posterior, cell_run.cell.folder, cell_run.fingerprints())
         return {"posterior_saved": True}
     except posterior_store.CannotBeSaved as error:
-        note = f"save_posterior: the posterior of method={cell_run.cell.method} cannot be saved ({error})"
+        note = f"save_posterior: the posterior of method={cell_run.cell.method} was not saved ({error})"
         cell_run.notes.append(note)
         session.console.say(f"note: {note}")
         return {"posterior_saved": False}

@@ -89,8 +89,8 @@ def announce(cost: Cost, cell_runs: Sequence[CellRun], runs: int, session: Sessi
         say(f"this run will take about {duration(cost.total)} here ({cost.describe()}); Ctrl-C keeps what is done")
     if shortening.changes:
         minutes = f"{shortening.limit_minutes:g} min"
-        say(f"SHORTENED to fit time_limit={minutes}: {shortening.summary()}. Its rows are marked.")
-        say(f"  the smaller experiment by itself:  {first.shorter_command(shortening.changes)}")
-        say("  the whole of it:  the same command without time_limit")
+        say(f"SHORTENED to fit time_limit={minutes}: {shortening.summary()}; its rows are marked")
+        say(f"  the same run without a limit:  {first.shorter_command(shortening.changes)}")
+        say("  the full run:  this command without time_limit")
     elif cost.total > 60 * SHORT_MINUTES and (smaller := _shorter(cost, 60 * SHORT_MINUTES * runs, cell_runs)):
-        say(f"  for one of about {SHORT_MINUTES:g} min:  {first.shorter_command(smaller)}")
+        say(f"  for a run of about {SHORT_MINUTES:g} min:  {first.shorter_command(smaller)}")

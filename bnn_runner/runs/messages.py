@@ -37,7 +37,7 @@ def describe_run(cell_run: CellRun, session: Session, config: TrainingConfig) ->
     )
     say(f"prior={experiment.choices.get('prior')} {_decay(config, cell_run)}")
     if experiment.pretrained:
-        say(f"  (weight decay d of a training on these points is prior.precision = {len(task.train):,} d)")
+        say(f"  (weight decay d on these training points equals prior.precision = {len(task.train):,} d)")
 
 
 def _decay(config: TrainingConfig, cell_run: CellRun) -> str:
@@ -62,11 +62,11 @@ def report_pretrained(cell_run: CellRun, networks: Sequence[Network], session: S
         notes = [*weights.notes, *trial.warnings]
         if cell_run.task.spec.kind == "regression" and experiment.noise.noise == "learned":
             notes.append(
-                "likelihood.noise=learned needs training: the noise of a pretrained network is its residual standard "
-                "deviation on the training part"
+                "likelihood.noise=learned requires training: for a pretrained network the residual standard "
+                "deviation on the training part is used"
             )
         if any(t.noise_transform is not None for t in cell_run.trainings):
-            notes.append("this method is meant for networks trained with its own noise; this one is used as it is")
+            notes.append("this method expects a network trained with its own noise; the pretrained one was not")
         for note in dict.fromkeys(notes):
             say(f"note: {note}")
         cell_run.notes += [n for n in notes if n not in cell_run.notes]

@@ -36,16 +36,16 @@ def read_points(path: Path, task: Task) -> NewPoints:
     Raises `UserError` for anything that does not fit the task.
     """
     if task.spec.vocabulary:
-        raise UserError(f"data={task.spec.name} is of texts, and new texts cannot be read yet. Score its test part.")
+        raise UserError(f"data={task.spec.name} has texts as inputs; predictions for new texts are not supported.")
     if path.is_dir() or path.suffix.lower() in IMAGES:
         return _images(path, task)
     if not path.is_file():
-        raise UserError(f"{path} is not there. Give a table (.csv), an .npz file, an image or a folder of images.")
+        raise UserError(f"{path} does not exist. Give a table (.csv), an .npz file, an image or a folder of images.")
     if path.suffix.lower() == ".npz":
         values = _npz_array(path)
         return _numbered(from_values(values, task, str(path)))
     if path.suffix.lower() == ".npy":
-        raise UserError(f"{path} is a bare array. Save it with its name: np.savez(file, x=array), and give the .npz.")
+        raise UserError(f"{path} must be an .npz file with an array x; got a bare array. Use np.savez(file, x=array).")
     table = read_table(path)
     columns = {name: [row[i] for row in table.rows] for i, name in enumerate(_names(table.header, table.width))}
     points, notes = _from_columns(columns, table.header is not None, task, str(path), table.lines, table.number)
@@ -60,19 +60,19 @@ def from_values(x: Any, task: Task, source: str = "x") -> Split:
     try:
         values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     except ValueError:
-        raise UserError(f"{source} is no array: its rows differ in length. Each point needs as many numbers.") from None
+        raise UserError(f"{source} must have equally many values in every row; its rows differ in length.") from None
     if values.dtype.kind not in "biuf":
-        raise UserError(f"{source} holds {values.dtype} and no numbers. Give an array of numbers, or a table by names.")
+        raise UserError(
+            f"{source} must hold numbers; got {values.dtype}. Give an array of numbers, or a table with column names."
+        )
     if len(values.shape) == 0 or len(values) == 0:
-        raise UserError(f"{source} holds no points. Its first axis is the points'.")
+        raise UserError(f"{source} must hold at least one point (its first axis); got none.")
     shape = task.spec.input_shape
     if len(shape) == 3 and values.ndim in (3, 4):
         return _encoded(_channels_first(values, task, source), task, source)
     if task.spec.vocabulary:
         if values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= task.spec.vocabulary:
-            raise UserError(
-                f"{source} holds no token ids. They are whole numbers from 0 to {task.spec.vocabulary - 1}."
-            )
+            raise UserError(f"{source} must hold token ids, whole numbers from 0 to {task.spec.vocabulary - 1}.")
         return _encoded(torch.from_numpy(values.astype(np.int64)), task, source)
     wanted = (len(task.feature_names),) if task.feature_names else shape
     if values.ndim == 1 and wanted == (1,):
@@ -80,8 +80,8 @@ def from_values(x: Any, task: Task, source: str = "x") -> Split:
     if values.shape[1:] != wanted:
         names = f" ({', '.join(task.feature_names)})" if task.feature_names else ""
         raise UserError(
-            f"{source} has shape {list(values.shape)}. The network of data={task.spec.name} takes "
-            f"[points, {', '.join(map(str, wanted))}]{names}."
+            f"{source} must have shape [points, {', '.join(map(str, wanted))}]{names} for data="
+            f"{task.spec.name}; got {list(values.shape)}."
         )
     dtype = np.uint8 if values.dtype == np.uint8 else np.float64
     return _encoded(torch.from_numpy(values.astype(dtype)), task, source)
@@ -97,8 +97,8 @@ def _encoded(original: Tensor, task: Task, source: str) -> Split:
     shape = points.gather(torch.arange(1))[0].shape[1:]
     if tuple(shape) != task.spec.input_shape:
         raise UserError(
-            f"{source} has points of shape {list(original.shape[1:])}, which become network inputs of {list(shape)}. "
-            f"The network of data={task.spec.name} takes {list(task.spec.input_shape)}."
+            f"{source} has points of shape {list(original.shape[1:])}, which become network inputs of shape "
+            f"{list(shape)}; the network of data={task.spec.name} takes {list(task.spec.input_shape)}."
         )
     return points
 
@@ -121,8 +121,8 @@ def _from_columns(
     """Points from columns of texts: by name where the task names its columns, else by place."""
     if len(task.spec.input_shape) != 1 or task.spec.vocabulary:
         raise UserError(
-            f"{source} is a table, and data={task.spec.name} has inputs of shape {list(task.spec.input_shape)}. "
-            "Give an .npz file with the array x, or images."
+            f"data={task.spec.name} has inputs of shape {list(task.spec.input_shape)}; got a table ({source}"
+            "). Give an .npz file with the array x, or images."
         )
     notes: list[str] = []
     wanted = task.feature_names
@@ -131,23 +131,23 @@ def _from_columns(
         if missing:
             near = did_you_mean(missing[0], columns)
             raise UserError(
-                f"{source} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}, which the network "
-                f"takes.{near} It has {_few(list(columns))}."
+                f"{source} lacks the input column{'s' if len(missing) > 1 else ''} {', '.join(missing)}.{near} "
+                f"Its columns: {_few(list(columns))}."
             )
         extra = [name for name in columns if name not in wanted]
         if extra:
-            notes.append(f"not used: {_few(extra)} (the network takes {_few(wanted)})")
+            notes.append(f"ignored columns: {_few(extra)} (the inputs are {_few(wanted)})")
         chosen = {name: columns[name] for name in wanted}
     else:
         width = len(wanted) or task.spec.input_shape[0]
         if len(columns) != width:
             names = f": {_few(wanted)}" if wanted else ""
             raise UserError(
-                f"{source} has {len(columns)} columns. The network of data={task.spec.name} takes {width} in their "
-                f"order{names}. Leave out the target, and any other column."
+                f"{source} must have {width} columns in the order of data={task.spec.name}{names}; got "
+                f"{len(columns)}. Leave out the target and any other column."
             )
         chosen = dict(zip(wanted or columns, columns.values(), strict=True))
-        notes.append(f"columns are taken by their place ({_few(list(columns))})")
+        notes.append(f"columns are matched by position ({_few(list(columns))})")
     numbers = [_column(name, cells, task, source, lines, to_number) for name, cells in chosen.items()]
     values = torch.tensor(numbers, dtype=torch.float64).T
     points = _encoded(values, task, source)
@@ -157,8 +157,8 @@ def _from_columns(
         row = int((~finite).nonzero()[0])
         empty = [name for name, cells in chosen.items() if to_number(cells[row]) != to_number(cells[row])]
         raise UserError(
-            f"{source}, line {lines[row]}: no value in {_few(empty) or 'a column'}. A prediction needs all of them: "
-            "fill it in, or leave the row out."
+            f"{source}, line {lines[row]}: no value in {_few(empty) or 'a column'}. Predictions require every "
+            "input: fill it in, or remove the row."
         )
     return points, notes
 
@@ -179,8 +179,8 @@ def _column(
         if known is not None:
             value = float(known.index(cell)) if cell in known else value if value != value else None
         if value is None:
-            what = f"is none of {_few(known)}" if known is not None else "is no number"
-            raise UserError(f"{source}, line {line}, column {name}: {cell!r} {what}. Mend it, or leave the row out.")
+            what = f"must be one of {_few(known)}" if known is not None else "must be a number"
+            raise UserError(f"{source}, line {line}, column {name}: {cell!r} {what}. Correct it, or remove the row.")
         found.append(value)
     return found
 
@@ -200,11 +200,11 @@ def _npz_array(path: Path) -> Any:
             names = archive.files
             name = "x" if "x" in names else names[0] if len(names) == 1 else None
             if name is None:
-                raise UserError(f"{path} has no array x (it has {_few(names) or 'nothing'}). Save it as x=...")
+                raise UserError(f"{path} must contain an array x; it has {_few(names) or 'nothing'}. Save it as x=...")
             return archive[name]
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(
-            f"{path} cannot be read as .npz ({error}). Save arrays of numbers: np.savez(file, x=array)."
+            f"Could not read {path} as .npz ({error}). Save arrays of numbers: np.savez(file, x=array)."
         ) from error
 
 
@@ -216,11 +216,11 @@ def _channels_first(values: Any, task: Task, source: str) -> Tensor:
     elif values.shape[1:] != task.spec.input_shape and values.shape[1:] == (height, width, channels):
         values = values.transpose(0, 3, 1, 2)
     if values.ndim != 4:
-        raise UserError(f"{source} has shape {list(values.shape)}. Images of {channels} channels are [M, C, H, W].")
+        raise UserError(f"{source} must have shape [M, C, H, W] with {channels} channels; got {list(values.shape)}.")
     if getattr(task.test, "inputs", values).dtype == torch.uint8 and values.dtype != np.uint8:
         raise UserError(
-            f"{source} holds {values.dtype} numbers. The images of data={task.spec.name} are bytes (uint8, 0 to 255), "
-            "scaled by the run itself: give them as they are in the image files."
+            f"{source} must hold bytes (uint8, 0 to 255); got {values.dtype}. Give the images of data="
+            f"{task.spec.name} unscaled: the run scales them."
         )
     kept = values if values.dtype == np.uint8 else values.astype(np.float64)
     return torch.from_numpy(np.ascontiguousarray(kept))
@@ -229,7 +229,7 @@ def _channels_first(values: Any, task: Task, source: str) -> Tensor:
 def _images(path: Path, task: Task) -> NewPoints:
     if len(task.spec.input_shape) != 3:
         raise UserError(
-            f"{path} holds images, and data={task.spec.name} has inputs of shape {list(task.spec.input_shape)}. "
+            f"data={task.spec.name} has inputs of shape {list(task.spec.input_shape)}; got images ({path}). "
             "Give a table (.csv), or an .npz file with the array x."
         )
     files, others = [path], 0
@@ -238,11 +238,11 @@ def _images(path: Path, task: Task) -> NewPoints:
         files = [p for p in found if p.suffix.lower() in IMAGES]
         others = len(found) - len(files)
     if not files:
-        raise UserError(f"{path} holds no images ({', '.join(IMAGES)}).")
+        raise UserError(f"{path} contains no images ({', '.join(IMAGES)}).")
     read = task.read_image or _reader(task)
     pixels = torch.stack([read(file) for file in files])
     labels = tuple(str(f.relative_to(path)) if path.is_dir() else f.name for f in files)
-    notes = (f"not used: {others} files that are no images",) if others else ()
+    notes = (f"ignored: {others} files that are not images",) if others else ()
     return NewPoints(_encoded(pixels, task, str(path)), labels, "file", notes)
 
 
@@ -257,13 +257,13 @@ def _reader(task: Task) -> Callable[[Path], Tensor]:
             with Image.open(file) as image:
                 converted = image.convert("L" if channels == 1 else "RGB")
         except FileNotFoundError:
-            raise UserError(f"{file} is not there. Give an image or a folder of images.") from None
+            raise UserError(f"{file} does not exist. Give an image or a folder of images.") from None
         except (OSError, UnidentifiedImageError) as error:
-            raise UserError(f"{file} cannot be read as an image ({error}). Take it out of the folder.") from error
+            raise UserError(f"Could not read {file} as an image ({error}). Remove it from the folder.") from error
         if converted.size != (width, height):
             raise UserError(
-                f"{file} is {converted.size[0]} x {converted.size[1]} pixels. The network of data={task.spec.name} "
-                f"takes {width} x {height}: resize it to that."
+                f"{file} must be {width} x {height} pixels for data={task.spec.name}; got {converted.size[0]} x "
+                f"{converted.size[1]}. Resize it."
             )
         pixels = torch.from_numpy(np.array(converted))
         return pixels.unsqueeze(0) if channels == 1 else pixels.permute(2, 0, 1)

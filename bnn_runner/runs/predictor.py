@@ -47,7 +47,7 @@ class Predictor:
         import pandas as pd
 
         if not 0 < level < 1:
-            raise UserError(f"level={level} is no share. An interval holds between 0 and 1 of the probability: 0.95.")
+            raise UserError(f"level must be between 0 and 1, such as 0.95; got {level}.")
         pieces = []
         for first in range(0, len(points), AT_ONCE):
             some = points.subset(torch.arange(first, min(first + AT_ONCE, len(points))))

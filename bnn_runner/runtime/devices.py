@@ -21,11 +21,11 @@ def pick_device(name: str) -> torch.device:
     if name == "auto" and (name := os.environ.get("BNN_DEVICE") or "auto") != "auto":
         told = f"BNN_DEVICE={name}"
         if name not in ("cpu", "cuda", "mps"):
-            raise UserError(f"{told} names no device. It stands for device=auto. Set it to cpu, cuda or mps.")
+            raise UserError(f"{told}: the variable must be cpu, cuda or mps. It is used for device=auto.")
     if name == "auto":
         return torch.device("cuda" if cuda else "mps" if mps else "cpu")
     if (name == "cuda" and not cuda) or (name == "mps" and not mps):
-        raise UserError(f"{told} is not to be had: torch sees no such accelerator here. Use device=cpu.")
+        raise UserError(f"{told} is not available: PyTorch found no such accelerator. Use device=cpu.")
     return torch.device(name)
 
 

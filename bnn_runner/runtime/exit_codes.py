@@ -14,7 +14,7 @@ OK, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 def print_errors(error: UserError, consequence: str) -> None:
     """Print every problem, numbered, on standard error."""
     count = len(error.problems)
-    print(f"bnn-run: {count} mistake{'s' if count != 1 else ''}, {consequence}", file=sys.stderr)
+    print(f"bnn-run: {count} error{'s' if count != 1 else ''}, {consequence}", file=sys.stderr)
     for number, problem in enumerate(error.problems, 1):
         print(f"  {number}. {problem}", file=sys.stderr)
 

@@ -76,9 +76,9 @@ def unwritable(error: OSError) -> str | None:
     else:
         return None
     return (
-        f"{error.filename or 'a file'} cannot be written: {why}. Whatever is finished is whole and stays. {advice}, or "
-        "choose another folder by output_dir= (cache_dir= for trained networks), and run the same command again: it "
-        "goes on from what is there."
+        f"Could not write {error.filename or 'a file'}: {why}. Finished results are kept. {advice}, or "
+        "choose another folder with output_dir= (cache_dir= for trained networks), then run the same "
+        "command again to resume."
     )
 
 

@@ -66,9 +66,9 @@ class MemoryLimit:
         """
         size = f"{needed / 2**30:.2g} GiB" if needed < 10 * 2**30 else f"{needed / 2**30:,.0f} GiB"
         if needed > self.most_bytes:
-            limit = f"memory_gb={self.gigabytes:g}" if self.gigabytes is not None else "memory_gb=NUMBER allows more"
+            limit = f"memory_gb={self.gigabytes:g}" if self.gigabytes is not None else "set memory_gb=NUMBER for more"
             raise TooLarge(
-                f"{what} needs about {size}. At most {self.most_bytes / 2**30:g} GiB are used ({limit}). {advice}"
+                f"{what} requires about {size}; the limit is {self.most_bytes / 2**30:g} GiB ({limit}). {advice}"
             )
         if needed >= TOLD_BYTES:
             self.say(f"memory   {what}: about {size}")
@@ -111,9 +111,8 @@ def halving(work: Callable[[], _T], halve: Callable[[], bool]) -> _T:
             told = str(error)
         if not halve():  # outside the handler: a caught error holds what was allocated below it
             raise RunFailed(
-                "memory runs out even with one point at a time "
-                f"({' '.join(told.split())[:120] or 'no more is said'}). Take method.structure=diag, "
-                "method.weights=last_layer, or a machine with more memory."
+                f"Out of memory even with one point at a time ({' '.join(told.split())[:120] or 'no details'}). "
+                "Use method.structure=diag or method.weights=last_layer, or a machine with more memory."
             )
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -48,21 +48,21 @@ def find_objective(text: str, experiment: Experiment) -> Objective:
     """The objective that `text` names among the experiment's scores. Raises `UserError` with those there are."""
     split = text.rpartition("/")[0]
     if not split:
-        raise UserError(f"objective={text} names no split. Write it as split/score: objective=val/{text}.")
+        raise UserError(f"objective must be split/score; got {text}. Write objective=val/{text}.")
     scores = [s for metric in experiment.metrics.values() for s in metric(_made_up(experiment, split), 0)]
     better = {_name(c): (c, s.better) for s in scores if (c := _column(s)) is not None}
     if text not in better:
         ranked = {name: column for name, (column, direction) in better.items() if direction}
         listed = {(c.metric, c.split): name for name, c in reversed(ranked.items())}.values()  # one block size of many
         no_val = split == "val" and experiment.data.spec().val_fraction == 0
-        why = " There is no validation part: set data.val_fraction." if no_val else ""
+        why = " There is no validation part: set data.val_fraction above 0." if no_val else ""
         raise UserError(
-            f"objective={text} is no score of this search.{did_you_mean(text, ranked)}{why}"
-            f" Among the scores: {', '.join(sorted(listed))}."
+            f"objective={text} is not a score of this search.{did_you_mean(text, ranked)}{why} Scores: "
+            f"{', '.join(sorted(listed))}."
         )
     column, direction = better[text]
     if direction not in ("higher", "lower"):
-        raise UserError(f"objective={text} is a score of which neither high nor low is better. Choose another one.")
+        raise UserError(f"objective={text} has no better direction (higher or lower). Choose another score.")
     return Objective(column, "higher" if direction == "higher" else "lower")
 
 

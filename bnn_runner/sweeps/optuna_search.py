@@ -53,12 +53,12 @@ class StudySweeper(Sweeper):
         params: Mapping[str, Any] | None = None,
     ):
         problems = [
-            f"hydra.sweeper.{name}={value} searches nothing. It must be 1 or more."
+            f"hydra.sweeper.{name} must be at least 1; got {value}."
             for name, value in (("trials", trials), ("at_once", at_once))
             if value < 1
         ]
         if sampler not in get_args(SamplerName):
-            problems.append(f"hydra.sweeper.sampler={sampler} is none. Write {', '.join(get_args(SamplerName))}.")
+            problems.append(f"hydra.sweeper.sampler must be one of {', '.join(get_args(SamplerName))}; got {sampler}.")
         if problems:
             raise UserError(*problems)
         self.trials, self.at_once, self.sampler, self.startup = trials, at_once, sampler, startup
@@ -71,12 +71,11 @@ class StudySweeper(Sweeper):
             self.optuna: Any = importlib.import_module("optuna")
         except ModuleNotFoundError as error:
             raise UserError(
-                "hydra/sweeper=optuna needs Optuna. Install it: pip install 'bnn-runner[optuna]'"
+                "hydra/sweeper=optuna requires Optuna. Install it: pip install 'bnn-runner[optuna]'"
             ) from error
         if config.objective is None:
             raise UserError(
-                "hydra/sweeper=optuna needs a score to search by, and objective is null."
-                " Give split/score: objective=val/marginal_loglik."
+                "hydra/sweeper=optuna requires an objective. Set one as split/score: objective=val/marginal_loglik."
             )
         self.optuna.logging.set_verbosity(self.optuna.logging.WARNING)
         self.rounds = Rounds(hydra_context, task_function, config, self.max_lanes)
@@ -145,8 +144,8 @@ class StudySweeper(Sweeper):
         except Exception as error:  # whatever the data base behind Optuna raises
             reason = (str(error).splitlines() or [""])[0]
             raise UserError(
-                f"{file} cannot be used as a study ({type(error).__name__}: {reason})."
-                " Remove it: the search begins anew, and finished cells are not run again."
+                f"Could not open the study {file} ({type(error).__name__}: {reason}). Remove the file to start "
+                "the search again; finished cells are not run again."
             ) from error
         return study, file
 
@@ -181,13 +180,18 @@ class StudySweeper(Sweeper):
     def _tell_start(self, space: Space, objective: Objective, study: Any, file: str) -> None:
         ended = len(study.trials) - len(study.get_trials(states=[self.optuna.trial.TrialState.RUNNING]))
         lines = [
-            f"search: {objective.name} ({objective.better} is better), {self.trials} trials, {ended} before: {file}"
+            (
+                f"search: {objective.name} ({objective.better} is better), {self.trials} trials, {ended} done "
+                f"before: {file}"
+            )
         ]
         lines += [f"  {name}: {_in_words(d)}" for name, d in space.searched.items()]
         if space.averaged:
             lines.append(f"  each trial is a mean over {', '.join(space.averaged)} ({len(space.repeats)} jobs)")
         if objective.column.split == "test":
-            lines.append("  note: chosen on the test set, its scores are no test any more. Search by val/... instead.")
+            lines.append(
+                "  note: a search on the test set biases the test scores of its result. Search by val/... instead."
+            )
         print("\n".join(lines), file=sys.stderr)
 
     def _tell_results(
@@ -283,7 +287,9 @@ def read_space(parsed: Sequence[Override], distributions: Any) -> Space:
             fixed.append(text)
         elif name in LANE_KEYS:
             if override.is_interval_sweep():
-                problems.append(f"{text} names no {name}s to average over. Write {name}=0,1,2 or {name}=range(3).")
+                problems.append(
+                    f"{text}: {name} must be a list to average over. Write {name}=0,1,2 or {name}=range(3)."
+                )
                 continue
             averaged.append(text)
             choices.append([f"{typed}={value}" for value in override.sweep_string_iterator()])
@@ -292,8 +298,8 @@ def read_space(parsed: Sequence[Override], distributions: Any) -> Space:
             prefixes[name] = typed[: len(typed) - len(name)]
     if not searched and not problems:
         problems.append(
-            "hydra/sweeper=optuna has nothing to search: no key but seed and data.split has several values. Write,"
-            " say, 'schedule.lr=tag(log,interval(1e-4,1e-1))' or method.steps=1,2,3."
+            "hydra/sweeper=optuna requires a key with several values besides seed and data.split. Add one, "
+            "such as 'schedule.lr=tag(log,interval(1e-4,1e-1))' or method.steps=1,2,3."
         )
     if problems:
         raise UserError(*problems)
@@ -310,7 +316,7 @@ def _distribution(override: Override, distributions: Any) -> Any:
         try:
             return kind(value.start, value.end, log="log" in value.tags)
         except ValueError as error:
-            raise UserError(f"{override.input_line} cannot be searched: {error}") from error
+            raise UserError(f"Could not search {override.input_line}: {error}") from error
     if isinstance(value, RangeSweep) and not value.shuffle:
         numbers = list(value.range())
         if len(numbers) > 1 and isinstance(numbers[0], int) and numbers[1] > numbers[0]:

@@ -51,7 +51,7 @@ class CropFlip:
     def __post_init__(self) -> None:
         raise_all(
             [
-                f"augment.{name}={value} is negative. It is a number of pixels: 0 or more."
+                f"augment.{name} must be 0 or more pixels; got {value}."
                 for name, value in (("padding", self.padding), ("cutout", self.cutout))
                 if value < 0
             ]
@@ -61,8 +61,10 @@ class CropFlip:
         if len(spec.input_shape) == 3:
             return []
         return [
-            f"augmentation cannot change the inputs of data={spec.name}, which have shape {list(spec.input_shape)}. "
-            "It moves pixels of images. Use augment=none, or an image data set."
+            (
+                f"Augmentation requires images; the inputs of data={spec.name} have shape {list(spec.input_shape)}"
+                ". Use augment=none, or an image data set."
+            )
         ]
 
     def choose(self, points: int, image: tuple[int, ...], generator: torch.Generator) -> Tensor:

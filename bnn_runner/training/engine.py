@@ -66,7 +66,7 @@ class LaneTrainer:
         if len(sizes) != 1:
             raise ValueError(f"lanes of one group need equally many points, not {sorted(sizes)}")
         if sizes == {0}:
-            raise UserError("the training part has no points left. Lower data.val_fraction or raise data.train_size.")
+            raise UserError("The training part is empty. Lower data.val_fraction or raise data.train_size.")
         self.config, self.lanes, self.device = config, lanes, device
         self.num_points = sizes.pop()
         self.bounds = batch_bounds(self.num_points, config.schedule.batch_size)
@@ -75,8 +75,9 @@ class LaneTrainer:
         has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
         if has_batchnorm and min(b - a for a, b in self.bounds) < 2:
             raise UserError(
-                f"a training batch of one point cannot be batch-normalised ({self.num_points} training points, "
-                f"schedule.batch_size={config.schedule.batch_size}). Raise schedule.batch_size, or use another norm."
+                f"Batch normalisation requires at least 2 points per batch; got a batch of 1 ({self.num_points} "
+                f"training points, schedule.batch_size={config.schedule.batch_size}). Change schedule.batch_size, "
+                "or use another norm."
             )
         self._noise: StepNoise | None = None
         if config.noise_transform is not None:
@@ -254,7 +255,7 @@ class LaneTrainer:
     def compile(self) -> str:
         """Train through `torch.compile`; why not, where that cannot be (then nothing is changed)."""
         if self.strategy != "single" or self._noise is not None:
-            return "it serves one network without noise at a time"
+            return "it supports single networks without noise only"
         state = self.state
         compiled = lane_forward(self.module, "single", state.parameters, state.buffers, torch.compile(self.module))
         kept = {name: b.clone() for name, b in state.buffers.items()}
@@ -298,8 +299,8 @@ class LaneTrainer:
         bad = tuple(int(i) for i in (~finite).nonzero().flatten())
         epoch = (step - 1) // len(self.bounds) + 1
         raise Diverged(
-            f"the training loss became {float(nll[bad[0]])} at step {step} (epoch {epoch}). The weights have diverged. "
-            f"Lower schedule.lr (it is {self.config.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
+            f"training diverged: the loss became {float(nll[bad[0]])} at step {step} (epoch {epoch}). Lower "
+            f"schedule.lr (now {self.config.schedule.lr}) or add warm-up with schedule.warmup_epochs.",
             bad,
         )
 
@@ -309,8 +310,8 @@ class LaneTrainer:
         finite = torch.stack([torch.isfinite(t.detach()).reshape(len(self.lanes), -1).all(1) for t in tensors]).all(0)
         if not bool(finite.all()):
             raise Diverged(
-                f"the weights became infinite or NaN in the last update (step {self.state.step}). "
-                f"Lower schedule.lr (it is {self.config.schedule.lr}) or add warm-up by schedule.warmup_epochs.",
+                f"training diverged: the weights became infinite or NaN in the last update (step {self.state.step}"
+                f"). Lower schedule.lr (now {self.config.schedule.lr}) or add warm-up with schedule.warmup_epochs.",
                 tuple(int(i) for i in (~finite).nonzero().flatten()),
             )
 

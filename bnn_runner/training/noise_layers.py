@@ -55,8 +55,8 @@ def insert_noise(module: nn.Module, names: Sequence[str], layer: NoiseLayer) -> 
     """
     if not names:
         raise UserError(
-            "the network has no weight layer at which noise can enter, so all draws would be one function. "
-            "Choose another network, or method.where=all."
+            "The network has no layer for the noise, so all draws would be the same function. Choose another "
+            "network, or method.where=all."
         )
     layers = weight_layers(module)
     for name in names:
@@ -82,8 +82,9 @@ def _hook(layer: NoiseLayer, name: str) -> Callable[[nn.Module, tuple[Tensor, ..
             return (layer(module, x, noise.reshape(shape)),)
         except RuntimeError as error:
             raise RunFailed(
-                f"layer {name} receives {list(x.shape)}, in which noise for each of {noise.shape[-2]} points finds no "
-                f"place: this network does not keep one row a point. Choose another network or method. ({error})"
+                f"Layer {name} receives a tensor of shape {list(x.shape)}, which does not keep one row per point ("
+                f"{noise.shape[-2]} points); noise layers require that. Choose another network or method. ({error}"
+                ")"
             ) from error
 
     return hook

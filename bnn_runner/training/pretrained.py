@@ -29,7 +29,7 @@ PREFIXES = ("module.", "model.", "_orig_mod.", "net.", "network.")
 TRIED_POINTS = 2000
 """Points of each part that a given network is tried on, evenly spread: enough to see whether it fits."""
 _SHOWN = 6
-_HOW_TO_SAVE = "Save the state dict alone, torch.save(network.state_dict(), 'weights.pt'), and give that file."
+_HOW_TO_SAVE = "Save only the state dict, torch.save(network.state_dict(), 'weights.pt'), and give that file."
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class PretrainedWeights:
 def read_weights(path: Path) -> PretrainedWeights:
     """The state dict in `path` on the CPU. Raises `UserError` for a file that is absent, damaged or holds code."""
     if not path.is_file():
-        raise UserError(f"model.weights={path} is not there. It must be a file: .safetensors, or one of torch.save.")
+        raise UserError(
+            f"model.weights={path} does not exist. It must be a file: .safetensors or torch.save."
+        )
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     notes = []
     if not any(isinstance(v, Tensor) for v in content.values()):
@@ -58,16 +60,16 @@ def read_weights(path: Path) -> PretrainedWeights:
     tensors = {str(n): t.detach() for n, t in content.items() if isinstance(t, Tensor)}
     if not tensors:
         found = ", ".join(map(str, list(content)[:_SHOWN])) or "nothing"
-        raise UserError(f"model.weights={path} holds no state dict (it holds {found}). {_HOW_TO_SAVE}")
+        raise UserError(f"model.weights={path} must contain a state dict; it contains {found}. {_HOW_TO_SAVE}")
     bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
     if bad:
         raise UserError(
-            f"model.weights={path} holds numbers that are infinite or NaN, in {_listed(bad)}. No posterior can stand "
-            "on them. Give the weights of a training that did not diverge."
+            f"model.weights={path} must have finite values; {_listed(bad)} has infinite or NaN ones. Give the "
+            "weights of a training that did not diverge."
         )
     kinds = {str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()} - {"float32"}
     if kinds:
-        notes.append(f"{path.name} holds {' and '.join(sorted(kinds))} numbers, which are used as float32")
+        notes.append(f"{path.name} contains {' and '.join(sorted(kinds))} numbers, which are converted to float32")
     plain = {short: tensors[name] for name, short in canonical(tensors).items()}
     return PretrainedWeights(path, plain, content_digest(plain), tuple(notes))
 
@@ -79,7 +81,7 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
     try:
         return load(path.read_bytes())  # copies: a mapped file that is cut short later would end the process
     except (SafetensorError, OSError) as error:
-        raise UserError(f"model.weights={path} cannot be read as safetensors ({error}). {_HOW_TO_SAVE}") from error
+        raise UserError(f"Could not read model.weights={path} as safetensors ({error}). {_HOW_TO_SAVE}") from error
 
 
 def _read_torch(path: Path) -> Mapping[str, Any]:
@@ -87,14 +89,16 @@ def _read_torch(path: Path) -> Mapping[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"model.weights={path} holds more than plain tensors (a whole pickled network?). Reading it would run the "
-            f"code that it names, so it is refused. {_HOW_TO_SAVE}"
+            f"model.weights={path} must contain plain tensors only; it contains other objects (a whole "
+            f"pickled network?), and reading these could run code. {_HOW_TO_SAVE}"
         ) from error
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"model.weights={path} cannot be read as a torch file ({reason}). {_HOW_TO_SAVE}") from error
+        raise UserError(f"Could not read model.weights={path} with torch ({reason}). {_HOW_TO_SAVE}") from error
     if not isinstance(content, Mapping):
-        raise UserError(f"model.weights={path} holds a {type(content).__name__} and no state dict. {_HOW_TO_SAVE}")
+        raise UserError(
+            f"model.weights={path} must contain a state dict; it contains a {type(content).__name__}. {_HOW_TO_SAVE}"
+        )
     return content
 
 
@@ -209,8 +213,11 @@ def try_on(network: Network, task: Task) -> Trial:
             else "inputs are scaled here as this data set does, and classes are in its own order"
         )
         warnings = (
-            f"the given network is no better than always the same answer (on {' and '.join(worst)}): {cause}; "
-            "it was probably trained on others. The posterior will be no better",
+            (
+                f"the pretrained network is no better than a constant prediction (on {' and '.join(worst)}): "
+                f"{cause}, and it was probably trained on differently prepared data. The posterior will be no "
+                "better"
+            ),
         )
     return Trial({n: {k: v for k, v in found.items() if k != "no_better"} for n, found in parts.items()}, warnings)
 
@@ -242,12 +249,11 @@ def count_problems(count: int, members: Sequence[int], method: str) -> list[str]
         return []
     network = "network" if needed == 1 else "networks"
     return [
-        f"method={method} needs {needed} trained {network}, and model.weights gives {count}. Networks trained "
-        "elsewhere are not mixed with networks trained here. "
+        f"method={method} requires {needed} trained {network}; model.weights gives {count}. "
         + (
-            "Give one file for each, model.weights=[a.pt,b.pt,...], or take a method of one network."
+            "Give one file for each, model.weights=[a.pt,b.pt,...], or choose a method with one network."
             if needed > 1
-            else "Give one file, model.weights=a.pt (with -m and commas each is a run of its own)."
+            else "Give one file, model.weights=a.pt (with -m and commas, each is a separate run)."
         )
     ]
 

@@ -57,7 +57,7 @@ class NetworkProvider:
         given = {t.pretrained.path: t for t in trainings if t.pretrained is not None}
         if given:
             names = ", ".join(path.name for path in given)
-            self.say(f"trained networks: {len(given)} given ({names}), nothing to train")
+            self.say(f"trained networks: {len(given)} pretrained ({names}), nothing to train")
         trainings = [t for t in trainings if t.trained and t.pretrained is None]
         missing = self._to_train(trainings)
         have = len({t.key for t in trainings}) - len(missing)
@@ -116,7 +116,7 @@ class NetworkProvider:
                 failed |= self._train_leased([member], f" {i} of {len(members)}")
             return failed
         if len(members) > 1:
-            self.say(f"training {len(members)} networks at once ({group.strategy} lanes)")
+            self.say(f"training {len(members)} networks together ({group.strategy} lanes)")
         # Decided once: the groups made from here on must not probe again and find the other way faster.
         decided = replace(self, config=replace(self.config, stack="always"))
         return decided._train_leased(list(members), "")
@@ -131,7 +131,7 @@ class NetworkProvider:
             for member in sorted(members, key=lambda t: t.key):
                 lease = Lease(
                     self.cache.path(member.key),
-                    lambda owner: self.say(f"waiting: {owner} trains the same network"),
+                    lambda owner: self.say(f"waiting: {owner} is training the same network"),
                     self.stop,
                 )
                 stack.enter_context(lease)
@@ -148,7 +148,7 @@ class NetworkProvider:
                 checkpoint, note = self.cache.partial(name), self.cache.group_note(name)
                 clear_unfinished(checkpoint.parent, checkpoint.name)
                 if step := group.resume(checkpoint):
-                    self.say(f"going on from a checkpoint at step {step} of {group.total_steps}")
+                    self.say(f"resuming from a checkpoint at step {step} of {group.total_steps}")
                 if self.config.compile and (reason := group.compile()):
                     self.say(f"note: compile=true is not used ({reason})")
                 try:

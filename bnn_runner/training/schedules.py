@@ -34,23 +34,23 @@ class Schedule:
         object.__setattr__(self, "milestones", tuple(self.milestones))
         problems = []
         if self.epochs < 1:
-            problems.append(f"schedule.epochs={self.epochs} trains nothing. It must be 1 or more.")
+            problems.append(f"schedule.epochs must be at least 1; got {self.epochs}.")
         if self.batch_size < 1:
-            problems.append(f"schedule.batch_size={self.batch_size} holds no point. It must be 1 or more.")
+            problems.append(f"schedule.batch_size must be at least 1; got {self.batch_size}.")
         if not 0 < self.lr < math.inf:
-            problems.append(f"schedule.lr={self.lr} is not a learning rate. It must be above 0 and finite.")
+            problems.append(f"schedule.lr must be positive and finite; got {self.lr}.")
         most = self.epochs if self.epochs >= 1 else math.inf  # epochs that cannot be are told once
         if not 0 <= self.warmup_epochs <= most:
             problems.append(
-                f"schedule.warmup_epochs={self.warmup_epochs} must lie between 0 and schedule.epochs={self.epochs}."
+                f"schedule.warmup_epochs must be between 0 and schedule.epochs={self.epochs}; got {self.warmup_epochs}."
             )
         if not 0 <= self.final_fraction <= 1:
-            problems.append(f"schedule.final_fraction={self.final_fraction} must lie between 0 and 1.")
+            problems.append(f"schedule.final_fraction must be between 0 and 1; got {self.final_fraction}.")
         if not 0 <= self.momentum < 1:
-            problems.append(f"schedule.momentum={self.momentum} must lie in [0, 1).")
+            problems.append(f"schedule.momentum must be in [0, 1); got {self.momentum}.")
         if any(not 0 < m < 1 for m in self.milestones):
             problems.append(
-                f"schedule.milestones={list(self.milestones)} must be fractions of the epochs, between 0 and 1."
+                f"schedule.milestones must be fractions of the epochs, between 0 and 1; got {list(self.milestones)}."
             )
         raise_all(problems)
 
