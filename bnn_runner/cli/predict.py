@@ -90,9 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data", type=Path, required=True, metavar="FILE", help="a table (.csv), .npz with x, an image, or a folder"
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="CSV", help="write the table here (default: print its first rows)"
-    )
+    parser.add_argument("--out", type=Path, metavar="CSV", help="write the table here (default: print its first rows)")
     parser.add_argument("--level", type=float, default=0.95, metavar="P", help="probability of the interval (0.95)")
     return parser
 

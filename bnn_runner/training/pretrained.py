@@ -45,9 +45,7 @@ class PretrainedWeights:
 def read_weights(path: Path) -> PretrainedWeights:
     """The state dict in `path` on the CPU. Raises `UserError` for a file that is absent, damaged or holds code."""
     if not path.is_file():
-        raise UserError(
-            f"model.weights={path} does not exist. It must be a file: .safetensors or torch.save."
-        )
+        raise UserError(f"model.weights={path} does not exist. It must be a file: .safetensors or torch.save.")
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     notes = []
     if not any(isinstance(v, Tensor) for v in content.values()):

@@ -45,6 +45,6 @@ def test_pruning_writes_its_table_and_figure(folders: dict[str, Path], capsys: p
 def test_mistakes_are_told(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Planted bug: a traceback for a run of another method."""
     assert main([str(folders["map"])]) == 2
-    assert "signal to noise" in capsys.readouterr().err
+    assert "factorised Gaussian" in capsys.readouterr().err
     assert main([str(folders["bbb"]), "--fractions", "0,150"]) == 2
     assert "percentages" in capsys.readouterr().err

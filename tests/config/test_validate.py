@@ -33,7 +33,7 @@ def test_all_mistakes_are_listed_at_once() -> None:
 @pytest.mark.parametrize(
     ("typed", "hints"),
     [
-        ("method=laplce", ["Did you mean", "laplace", "The choices of method:", "ensemble"]),
+        ("method=laplce", ["Did you mean", "laplace", "Choices of method:", "ensemble"]),
         ("metric=[marginal,dee]", ["bnn-report --equivalents", "method.size=2,3,5"]),
         ("model.hiden=[3]", ["model=mlp", "Did you mean model.hidden"]),
         ("lr=0.1", ["schedule.lr"]),
@@ -63,7 +63,7 @@ def test_all_mistakes_are_listed_at_once() -> None:
         ("data=[yacht,mnist]", ["one name"]),
         ("~data", ["Choose one"]),
         ("~seed", ["another value"]),
-        ("+schedule.lr=1", ["without the '+'"]),
+        ("+schedule.lr=1", ["Remove the '+'"]),
         ("metric.joint.blub=1", ["metric.joint.blub"]),
         ("hydra.searchpath=[x]", ["--config-dir"]),
         ("schedule.epochs=[1", ["']' is missing"]),
@@ -109,7 +109,7 @@ def test_a_swept_key_must_be_there_at_every_point(toys: Path) -> None:
     assert "model=mlp" in found and "toynet" in found
     check(["data=toy", "model=mlp,toynet", "model.hidden=[1],[2]"], [toys], multirun=True)
     (found,) = mistakes(["seed=0,1,x"], multirun=True)
-    assert "seed=x" in found
+    assert "got x" in found
 
 
 def test_jobs_are_counted(toys: Path) -> None:
@@ -122,7 +122,7 @@ def test_an_experiment_that_sweeps_needs_multirun(toys: Path) -> None:
     (found,) = mistakes(["experiment=grid"], toys)
     assert "-m" in found
     (found,) = mistakes(["experiment=grid,toys"], toys, multirun=True)
-    assert "command of its own" in found
+    assert "separately" in found
 
 
 def test_a_size_changes_what_is_swept_and_must_be_there(toys: Path) -> None:
@@ -132,9 +132,9 @@ def test_a_size_changes_what_is_swept_and_must_be_there(toys: Path) -> None:
     assert check(["experiment=sized"], [toys], multirun=True).jobs == 4, "asking for a size leaves no trace"
     for typed in (["size=paper"], ["experiment=grid", "size=paper"], ["experiment=sized", "size=small,paper"]):
         (found,) = mistakes(typed, toys, multirun=True)
-        assert "size" in found and ("Leave size out" in found or "one value" in found)
+        assert "size" in found and ("Remove size" in found or "one value" in found)
     (found,) = mistakes(["experiment=sized", "size=huge"], toys, multirun=True)
-    assert "size=huge" in found and "paper" in found
+    assert "got huge" in found and "paper" in found
 
 
 def test_a_metric_without_its_package_is_told(toys: Path) -> None:

@@ -91,7 +91,7 @@ frequencies: 8
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bnn_runner.base import TrainingSpec
+from bnn_runner.base import FitReport, TrainingSpec
 from bnn_runner.posteriors.networks import NetworkEnsemble
 
 
@@ -111,7 +111,7 @@ class Coin:
         return [TrainingSpec(0), TrainingSpec(self.other)]
 
     def fit(self, task, networks, context):
-        return NetworkEnsemble(tuple(networks), {"other": self.other})
+        return NetworkEnsemble(tuple(networks), FitReport({"other": self.other}))
 ''',
     "conf/method/coin.yaml": """
 # two networks
@@ -191,7 +191,7 @@ def test_an_unfit_pair_and_an_untrusted_package_are_told(here: Path, capsys: pyt
     assert "model=waves reads rows" in capsys.readouterr().err
     assert run([word for word in WORDS if not word.startswith("allow=")]) == 2
     told = capsys.readouterr().err
-    assert all(f"{module} is not a package that you trust yet" in told for module in ("stairs", "coin"))
+    assert all(f"the package {module} is not trusted" in told for module in ("stairs", "coin"))
 
 
 def test_the_printed_command_makes_the_cell_again(here: Path) -> None:

@@ -41,10 +41,10 @@ class Bomb:
 @pytest.mark.parametrize(
     ("target", "allow", "told"),
     [
-        ("os.system", "", "not a package that you trust"),
-        ("os.system", "allow: [os]", "no reason to trust them"),
-        ("trap.Method", "allow: [trap]", "no reason to trust them"),
-        ("trap.Method", "", "not a package that you trust"),
+        ("os.system", "", "not trusted"),
+        ("os.system", "allow: [os]", "which are not trusted"),
+        ("trap.Method", "allow: [trap]", "which are not trusted"),
+        ("trap.Method", "", "not trusted"),
         ("bnn_runner.runtime.files.write_text", "", "bnn_runner.runtime.files.write_text"),
     ],
 )

@@ -193,7 +193,7 @@ def test_large_matrices_are_told_of_and_refused_beyond_the_budget() -> None:
     with limited_memory(2, told.append):
         memory_limit().reserve("a small matrix", 2**20, "")
         memory_limit().reserve("a large matrix", 2**30, "")
-        with pytest.raises(TooLarge, match=r"about 3 GiB\. At most 2 GiB .*memory_gb=2.*Take less\."):
+        with pytest.raises(TooLarge, match=r"about 3 GiB; the limit is 2 GiB .*memory_gb=2.*Take less\."):
             memory_limit().reserve("a larger matrix", 3 * 2**30, "Take less.")
     assert told == ["memory   a large matrix: about 1 GiB"]
     assert memory_limit().gigabytes is None

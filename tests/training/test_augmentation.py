@@ -105,7 +105,7 @@ def test_it_is_refused_where_there_is_no_image(tmp_path: Path) -> None:
     """Planted bug: a table whose columns are cropped."""
     told = problems("data=yacht", "augment=crop_flip", f"output_dir={tmp_path}")
     assert "data=yacht" in told and "augment=none" in told
-    assert "augment.padding=-1" in problems("data=mnist", "augment=crop_flip", "augment.padding=-1")
+    assert "augment.padding must be 0 or more" in problems("data=mnist", "augment=crop_flip", "augment.padding=-1")
 
 
 def test_it_is_part_of_the_training(tmp_path: Path) -> None:

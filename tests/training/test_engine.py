@@ -121,10 +121,10 @@ def test_a_compilation_that_fails_is_told_and_changes_nothing(tmp_path: Any, mon
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"epochs": -3}, ["epochs=-3 trains nothing"]),
-        ({"epochs": 0, "warmup_epochs": -1}, ["epochs=0 trains nothing", "warmup_epochs=-1"]),
-        ({"epochs": 3, "warmup_epochs": 5}, ["warmup_epochs=5 must lie between 0 and schedule.epochs=3"]),
-        ({"epochs": 3, "warmup_epochs": float("nan")}, ["warmup_epochs=nan"]),
+        ({"epochs": -3}, ["schedule.epochs must be at least 1; got -3"]),
+        ({"epochs": 0, "warmup_epochs": -1}, ["got 0", "schedule.warmup_epochs must be"]),
+        ({"epochs": 3, "warmup_epochs": 5}, ["must be between 0 and schedule.epochs=3; got 5"]),
+        ({"epochs": 3, "warmup_epochs": float("nan")}, ["got nan"]),
     ],
 )
 def test_a_schedule_that_cannot_be_is_told_once(values: dict[str, float], told: list[str]) -> None:

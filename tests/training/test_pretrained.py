@@ -73,7 +73,7 @@ def test_common_ways_of_saving_are_the_same_network(tmp_path: Path) -> None:
         assert put.keys() == state.keys() and all(torch.equal(put[n], t) for n, t in state.items())
     assert [bool(given.notes) for given in read] == [False, False, True, True]
     torch.save({n: t.half() if t.is_floating_point() else t for n, t in state.items()}, tmp_path / "half.pt")
-    assert "float16 numbers, which are used as float32" in read_weights(tmp_path / "half.pt").notes[0]
+    assert "float16 numbers, which are converted to float32" in read_weights(tmp_path / "half.pt").notes[0]
     state["conv.bias"][0] += 1e-3
     torch.save(state, tmp_path / "e.pt")
     assert read_weights(tmp_path / "e.pt").digest != read[0].digest
@@ -99,7 +99,7 @@ def test_files_that_run_code_or_are_no_state_dict_are_refused(tmp_path: Path) ->
             return (Path.touch, (tmp_path / "ran",))
 
     torch.save({"weight": torch.ones(2), "evil": Evil()}, tmp_path / "evil.pt")
-    assert "is refused" in refused(tmp_path / "evil.pt") and not (tmp_path / "ran").exists()
+    assert "could run code" in refused(tmp_path / "evil.pt") and not (tmp_path / "ran").exists()
     torch.save(SmallConv(), tmp_path / "whole.pt")
     assert "state_dict()" in refused(tmp_path / "whole.pt")
     (tmp_path / "cut.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:300])
@@ -108,12 +108,12 @@ def test_files_that_run_code_or_are_no_state_dict_are_refused(tmp_path: Path) ->
     torch.save(torch.ones(3), tmp_path / "tensor.pt")
     torch.save({"a": torch.tensor([1.0, float("nan")])}, tmp_path / "nan.pt")
     for name, word in {
-        "cut.pt": "cannot be read",
-        "cut.safetensors": "cannot be read",
-        "none.pt": "no state dict",
-        "tensor.pt": "no state dict",
+        "cut.pt": "Could not read",
+        "cut.safetensors": "Could not read",
+        "none.pt": "must contain a state dict",
+        "tensor.pt": "must contain a state dict",
         "nan.pt": "NaN",
-        "absent.pt": "is not there",
+        "absent.pt": "does not exist",
     }.items():
         assert word in refused(tmp_path / name), name
 
@@ -156,7 +156,7 @@ def test_a_network_that_does_not_fit_the_data_is_warned_about() -> None:
     expected = float(Categorical().log_prob(network(split.inputs), labels).mean())
     assert good.parts["test"]["loglik"] == pytest.approx(expected)
     network.parameters["weight"] *= -1
-    assert "no better than always the same answer (on train and test)" in try_on(network, task).warnings[0]
+    assert "no better than a constant prediction (on train and test)" in try_on(network, task).warnings[0]
 
 
 def cells(folder: Path) -> dict[str, Path]:
@@ -177,7 +177,7 @@ def test_a_posterior_on_a_plain_network_in_one_command(here: Path, capfd: pytest
     assert made.keys() == {"map", "laplace_last_layer", "laplace_kfac", "mc_dropout"}
     facts = json.loads((made["laplace_kfac"] / "cell.json").read_text())
     assert (made["map"] / "history.csv").read_text() == "member\n", "nothing was trained"
-    [given] = facts["given"]
+    [given] = facts["pretrained"]
     assert given["parts"]["train"]["accuracy"] > 0.9 and facts["report"]["structure"] == "kfac"
     with torch.no_grad():
         task = load_experiment(words).data.load(Path("/nonexistent"), 0)
@@ -203,11 +203,11 @@ def test_an_ensemble_takes_a_file_for_each_member(here: Path, capsys: pytest.Cap
         torch.save(trained(seed=i).state_dict(), here / f"{i}.pt")
     words = [*SMALL, *OWN, "figures=false", "method=ensemble"]
     assert run([*words, "model.weights=0.pt"]) == 2
-    assert "needs 5 trained networks, and model.weights gives 1" in capsys.readouterr().err
+    assert "requires 5 trained networks; model.weights gives 1" in capsys.readouterr().err
     assert run([*words, "model.weights=[0.pt,1.pt]", "method.size=2"]) == 0
     facts = json.loads((cells(here)["ensemble"] / "cell.json").read_text())
     assert facts["report"]["members"] == 2 and facts["report"]["member_distance"] > 0
-    assert len(facts["given"]) == 2
+    assert len(facts["pretrained"]) == 2
 
 
 def test_regression_noise_is_the_residual_one(here: Path) -> None:
@@ -217,11 +217,11 @@ def test_regression_noise_is_the_residual_one(here: Path) -> None:
     own = ["allow=[tests]", "model._target_=tests.user_networks.Rows", "model.inputs=1", "model.outputs=1"]
     assert run([*own, "model.weights=mine.pt", "method=map", "metric=[rmse,marginal]", "figures=false"]) == 0
     facts = json.loads((cells(here)["map"] / "cell.json").read_text())
-    parts = facts["given"][0]["parts"]
+    parts = facts["pretrained"][0]["parts"]
     # At σ² = mean squared residual the mean log-likelihood of the training part is −½ log(2πe σ²).
     expected = -0.5 * torch.log(2 * torch.pi * torch.e * torch.tensor(parts["train"]["rmse"]) ** 2)
     assert parts["train"]["loglik"] == pytest.approx(float(expected), abs=1e-4)
-    assert any("likelihood.noise=learned needs training" in note for note in facts["notes"])
+    assert any("likelihood.noise=learned requires training" in note for note in facts["notes"])
 
 
 def test_own_classes_are_checked_before_and_after_import(here: Path) -> None:
@@ -229,8 +229,8 @@ def test_own_classes_are_checked_before_and_after_import(here: Path) -> None:
     target = "model._target_=tests.user_networks."
     (here / "untrusted.py").write_text("raise SystemExit('imported')")
     for words, told in {
-        ("model=module",): "Give it as model._target_=package.module.Class",
-        ("model._target_=untrusted.Net",): "untrusted is not a package that you trust yet",
+        ("model=module",): "Set model._target_=package.module.Class",
+        ("model._target_=untrusted.Net",): "the package untrusted is not trusted",
         ("allow=[tests]", target + "Rows", "model.inputs=1", "model.outputs=1", "model.widht=3"): "Did you mean width?",
         ("allow=[tests]", target + "Rows", "model.outputs=1"): "model.inputs is missing",
         ("allow=[tests]", target + "Rows", "model.inputs=3", "model.outputs=1"): "cannot take the inputs of data=gap1d",
@@ -238,7 +238,7 @@ def test_own_classes_are_checked_before_and_after_import(here: Path) -> None:
         ("allow=[tests]", target + "Flat"): "gives [2] for two points",
         ("allow=[tests]", target + "number"): "makes a int",
         ("allow=[tests]", target + "small_conv", "model.depth=3"): "unexpected keyword argument 'depth'",
-        ("model=mlp", "model.weights=3"): "is no file",
+        ("model=mlp", "model.weights=3"): "must be a path or a list of paths",
     }.items():
         with pytest.raises(UserError, match=re.escape(told)):
             load_experiment([*words, "method=map"])
@@ -264,7 +264,7 @@ def test_a_torchvision_resnet18_saved_by_plain_torch(here: Path, capsys: pytest.
     assert run([*words, "model.weights=r18.pt"]) == 0
     told = capsys.readouterr().out
     assert "11,177,538 parameters" in told and "log evidence" in told and "over last-layer weights" in told
-    assert "no better than always the same answer" in told, "its weights are random"
+    assert "no better than a constant prediction" in told, "its weights are random"
     assert report_main(["--metrics", "marginal_loglik,accuracy", "--no-figure"]) == 0
     assert "| tiles | module | laplace_last_layer |" in capsys.readouterr().out.replace("  ", "")
     assert run([*words, "model.weights=r18.pt", "model.num_classes=3"]) == 2
