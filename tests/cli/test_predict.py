@@ -141,9 +141,9 @@ def test_tables_that_do_not_fit_are_refused_by_name(
     assert "no text in UTF-8" in refused(boats, data, capsys)
     ROWS.to_csv(data, index=False)
     assert "got a table" in refused(tiles, data, capsys)
-    assert "is not there" in refused(boats, tmp_path / "absent.csv", capsys)
-    assert "--level 2 is no share" in refused(boats, data, capsys, "--level", "2")
-    assert "leaves nothing" in refused(boats, data, capsys, "--draws", "0")
+    assert "does not exist" in refused(boats, tmp_path / "absent.csv", capsys)
+    assert "--level must be between 0 and 1" in refused(boats, data, capsys, "--level", "2")
+    assert "--draws must be at least 1" in refused(boats, data, capsys, "--draws", "0")
 
 
 def test_a_user_s_own_csv_from_training_to_prediction(root: Path, tmp_path: Path) -> None:
@@ -212,15 +212,15 @@ def test_images_that_do_not_fit_are_refused(
     (tmp_path / "empty").mkdir()
     assert "contains no images" in refused(tiles, tmp_path / "empty", capsys)
     np.savez(tmp_path / "float.npz", x=np.zeros((2, 3, 8, 6)))
-    assert "are bytes (uint8, 0 to 255)" in refused(tiles, tmp_path / "float.npz", capsys)
+    assert "must hold bytes (uint8, 0 to 255)" in refused(tiles, tmp_path / "float.npz", capsys)
     np.savez(tmp_path / "shape.npz", x=np.zeros((2, 3, 9, 9), np.uint8))
     assert "[3, 9, 9]" in refused(tiles, tmp_path / "shape.npz", capsys)
     np.savez(tmp_path / "two.npz", a=np.zeros(2), b=np.zeros(2))
-    assert "has no array x" in refused(tiles, tmp_path / "two.npz", capsys)
+    assert "must contain an array x" in refused(tiles, tmp_path / "two.npz", capsys)
     np.savez(tmp_path / "objects.npz", x=np.array([{}, 1], object))
     assert "as .npz" in refused(tiles, tmp_path / "objects.npz", capsys)
     np.savez(tmp_path / "rows.npz", x=np.zeros((2, 7)))
-    assert "takes [points, 3] (length, colour, speed)" in refused(boats, tmp_path / "rows.npz", capsys)
+    assert "must have shape [points, 3] (length, colour, speed)" in refused(boats, tmp_path / "rows.npz", capsys)
 
 
 # ------------------------------------------------------------------------------ finding a run
