@@ -1,14 +1,14 @@
-"""What methods cost beside what they are compared with: ratios, with the limit each is held to.
+"""Cost of a method's steps divided by the cost of a reference, with the limit that each ratio must keep.
 
 Writes outputs/results/method_costs.{csv,md}.
 
-    python scripts/benchmark_methods.py                 all rows
+    python scripts/benchmark_methods.py                 all rows, some two minutes
     python scripts/benchmark_methods.py bbb_local       one row
-    python scripts/benchmark_methods.py --quick         fewer repeats, nothing written
+    python scripts/benchmark_methods.py --quick         fewer repeats, nothing is written
 
-Both sides of a row run in turn in one process on one thread and are measured in CPU time, which other programs on
-the machine disturb least; the ratio is the median over pairs. A row is a function in ROWS that gives two pieces of
-work (the method, and what it is compared with), and a limit of their ratio.
+Both sides of a row take turns in one process on one thread. They are measured in CPU time, which other programs disturb
+least, and the ratio is the median over pairs. A row of ROWS has a function that gives both sides (the method and its
+reference) and a limit for their ratio. Exit code 1 if a ratio exceeds its limit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Pair = tuple[Callable[[], object], Callable[[], object]]
 
 @dataclass(frozen=True)
 class Row:
-    """`work` opens two pieces of work: the method's and what it is compared with."""
+    """`work` is a context that gives two functions to time: the method's and the reference's."""
 
     name: str
     compared: str
@@ -103,7 +103,7 @@ def _bbb(method: BBB) -> Callable[[], object]:
 
 @contextmanager
 def _swag_epoch() -> Iterator[Pair]:
-    """Ten steps with one collection of the weights (an epoch of 1,280 points) and ten steps without."""
+    """Ten steps with one collection of the weights (an epoch of 1,280 points), and ten steps without."""
     _, group = _mnist_sized()
     moments = PathMoments(rank=20)
 
@@ -139,7 +139,7 @@ def _small_networks(count: int) -> tuple[Task, list[Network]]:
 
 @contextmanager
 def _sgld_chains() -> Iterator[Pair]:
-    """Twenty steps of 8 SGLD chains at once, and of one chain after the other."""
+    """Twenty steps of 8 SGLD chains together, and of each chain in turn."""
     task, networks = _small_networks(8)
 
     def chain(members: Sequence[int]) -> Callable[[], object]:
@@ -162,7 +162,7 @@ def _sgld_chains() -> Iterator[Pair]:
 
 @contextmanager
 def _uci_splits() -> Iterator[Pair]:
-    """Twenty training steps of 20 splits at once, and of one after the other."""
+    """Twenty training steps of 20 splits together, and of each split in turn."""
     config = TrainingConfig(MLP(hidden=(50,)), Schedule(epochs=1000, batch_size=32), Isotropic(1.0), NoiseRule())
     lanes = [Lane(_small_task(455, i), i) for i in range(20)]
     together = LaneTrainer(replace(config, stack="always"), lanes, CPU)
@@ -181,7 +181,7 @@ def _uci_splits() -> Iterator[Pair]:
 
 @contextmanager
 def _leapfrogs() -> Iterator[Pair]:
-    """A trajectory of 50 leapfrogs of 4 chains, and a bare loop of them: autograd over the same stacked network."""
+    """A trajectory of 50 leapfrog steps of 4 chains, and a bare loop: autograd over the same stacked network."""
     task, networks = _small_networks(4)
     reference = networks[0]
     target = LogPosterior(networks, reference, len(task.train), torch.float64)
@@ -217,9 +217,9 @@ ROWS = [
     Row("bbb_local", "MAP step", 3.5, _bbb(BBB(estimator="local"))),
     Row("bbb_flipout", "MAP step", float("inf"), _bbb(BBB(estimator="flipout"))),
     Row("bbb_weights", "MAP step", float("inf"), _bbb(BBB(estimator="weights"))),
-    Row("swag_collection", "the epoch without it", 1.05, _swag_epoch),
-    Row("sgld_8_chains", "one after the other", 0.25, _sgld_chains),
-    Row("uci_20_splits", "one after the other", 0.25, _uci_splits),
+    Row("swag_collection", "an epoch without it", 1.05, _swag_epoch),
+    Row("sgld_8_chains", "one chain at a time", 0.25, _sgld_chains),
+    Row("uci_20_splits", "one split at a time", 0.25, _uci_splits),
     Row("hmc_leapfrogs", "a bare loop", 1.0, _leapfrogs),
     Row("bbb_local_mixture", "MAP step", float("inf"), _bbb(BBB(estimator="local", prior="scale_mixture"))),
 ]
@@ -244,14 +244,14 @@ def measure(row: Row, pairs: int, repeats: int = 10) -> Result:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(r.name for r in ROWS))
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, nothing written")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, write nothing")
     arguments = parser.parse_args()
     known = [r.name for r in ROWS]
     if unknown := [name for name in arguments.rows if name not in known]:
-        parser.error(f"no such row: {', '.join(unknown)}")
+        parser.error(f"unknown row: {', '.join(unknown)}. The rows: {', '.join(known)}.")
     torch.set_num_threads(1)
     results = [measure(r, 3 if arguments.quick else 15) for r in ROWS if not arguments.rows or r.name in arguments.rows]
-    lines = ["| row | compared with | ratio | at most | ms | ms compared |", "|---|---|---:|---:|---:|---:|"]
+    lines = ["| row | compared with | ratio | limit | ms | reference, ms |", "|---|---|---:|---:|---:|---:|"]
     for r in results:
         limit = f"{r.limit:g}" if r.limit < float("inf") else ""
         lines.append(f"| {r.row} | {r.compared} | {r.ratio:.2f} | {limit} | {r.method_ms:.1f} | {r.other_ms:.1f} |")

@@ -1,18 +1,18 @@
-"""Evidence during training (hyper=online): what it costs beside plain MAP, and what evidence it reaches.
+"""Evidence during training (hyper=online): its cost relative to plain MAP, and the evidence that it reaches.
 
-A LeNet on a subset of MNIST, a precision for each parameter tensor; updates every `frequency` epochs past the burn-in,
-with the exact GGN or a one-sample Fisher, on all training points or on a quarter of them, by 10 or 20 steps in log λ
-for each epoch. Writes outputs/results/online_evidence.{csv,md}.
+A LeNet on a subset of MNIST with one precision per parameter tensor. Precisions are updated every `frequency` epochs
+after the burn-in, with the exact GGN or a one-sample Fisher, on all training points or a quarter of them, by 10 or 20
+steps in log λ per epoch. Writes outputs/results/online_evidence.{csv,md}.
 
     python scripts/benchmark_online.py                 all settings, two seeds (about 20 minutes of one core)
-    python scripts/benchmark_online.py --quick         fewer points and epochs, one seed, nothing written
+    python scripts/benchmark_online.py --quick         fewer points and epochs, one seed, nothing is written
 
-Times are CPU times of one thread, all settings in turn in one process, against the MAP trainings before and after
-them. The evidence of every row is measured alike at the end: exact GGN with Kronecker factors on all points, at the
-weights and precisions that the training ended with. The rows `map` have the precision of the data set's
-recommendation, and precisions chosen after training by MacKay's fixed point. A setting loses nothing where it gains,
-over the best that can be done after training, at least 95 % of what another one gains, and its test log-likelihood is
-no more than .01 nats below that one's. The other one is the dearest setting, and the default of hyper=online.
+Times are CPU times on one thread. All settings run in turn in one process, between the two MAP trainings that they are
+compared with. The evidence is measured in the same way for every row: exact GGN with Kronecker factors on all points,
+at the final weights and precisions. The rows `map` have the data set's recommended precision, and precisions selected
+after training by MacKay's fixed point. A setting is as good as a reference setting if it reaches 95 % of the
+reference's gain in evidence over precisions selected after training, and a test log-likelihood at most .01 nats lower.
+The references are the most expensive setting and the default of hyper=online.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from bnn_runner.training.state import Lane, TrainingConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 PACES, BURN_IN = ((20, 1), (20, 2), (20, 3), (10, 1), (10, 3)), 3
-"""Steps in log λ an epoch, and epochs between updates: an update has as many as the epochs before it."""
+"""Steps in log λ per epoch, and epochs between updates: one update takes the steps of all epochs since the last."""
 DEFAULT = "every 1, ggn, all, 10"
 """The setting that is the default of hyper=online."""
 CURVATURES: tuple[OutputCurvatureKind, ...] = ("ggn", "mc_fisher")
@@ -62,7 +62,7 @@ class Run:
 
 
 def settings(points: int) -> dict[str, Online]:
-    """By name, the dearest first."""
+    """By name, the most expensive first."""
     return {
         f"every {frequency}, {curvature}, {subset or 'all'}, {pace}": Online(
             burn_in=BURN_IN,
@@ -84,7 +84,7 @@ def train(config: TrainingConfig, task: Task, seed: int) -> tuple[Network, float
 
 
 def scored(setting: str, network: Network, seconds: float, task: Task, after: bool = False) -> Run:
-    """The run's row; `after` chooses the precisions at the trained weights."""
+    """The run's row; `after` selects the precisions at the trained weights."""
     problem = NetworkEvidence("kfac").at(network, task, 0)
     precisions = FixedPoint(family="layerwise").choose(problem).precisions if after else problem.start
     x, labels = task.test.gather(torch.arange(len(task.test)))
@@ -113,7 +113,7 @@ def one_seed(seed: int, size: int, epochs: int, points: int) -> list[Run]:
 
 
 def table(seeds: Sequence[Sequence[Run]]) -> tuple[list[dict[str, Any]], str]:
-    """Means over seeds with their standard error, and what is to be said of them."""
+    """Means over seeds with their standard errors, and a sentence that names the cheapest settings."""
     rows = []
     for runs in zip(*seeds, strict=True):
         gains = [
@@ -138,7 +138,7 @@ def table(seeds: Sequence[Sequence[Run]]) -> tuple[list[dict[str, Any]], str]:
 
 
 def cheapest(rows: Sequence[dict[str, Any]], reference: dict[str, Any]) -> str:
-    """The setting of the least time that loses nothing to the one of `reference`."""
+    """A sentence that names the fastest setting that is as good as `reference`."""
     after = rows[1]["evidence_nats"]
     enough = after + KEPT_SHARE * (reference["evidence_nats"] - after)
     whole = [
@@ -149,15 +149,15 @@ def cheapest(rows: Sequence[dict[str, Any]], reference: dict[str, Any]) -> str:
     best = min(whole, key=lambda r: r["time_over_map"])
     aim = "within" if best["time_over_map"] <= AIM else "above"
     return (
-        f"Cheapest setting that loses nothing to '{reference['setting']}' ({KEPT_SHARE:.0%} of its gain over "
-        f"precisions chosen after training): **{best['setting']}**, {best['time_over_map']:.2f} times MAP "
-        f"({aim} the aim of {AIM:g})."
+        f"Cheapest setting as good as '{reference['setting']}' ({KEPT_SHARE:.0%} of its gain over precisions "
+        f"selected after training): **{best['setting']}**, {best['time_over_map']:.2f} times the cost of MAP "
+        f"({aim} the target of {AIM:g})."
     )
 
 
 def shown(rows: Sequence[dict[str, Any]], said: str) -> str:
     lines = [
-        "| setting (epochs between updates, curvature, points, steps an epoch) | time / MAP | log evidence [nats] "
+        "| setting (epochs between updates, curvature, points, steps per epoch) | time ÷ MAP | log evidence [nats] "
         "| ± se | share of gain | test log-lik [nats] | accuracy |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
@@ -172,8 +172,8 @@ def shown(rows: Sequence[dict[str, Any]], said: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer points and epochs, one seed, nothing written")
-    parser.add_argument("--seeds", type=int, default=2, help="how many (default 2)")
+    parser.add_argument("--quick", action="store_true", help="fewer points and epochs, one seed, write nothing")
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds (default 2)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     size, epochs, points, count = (300, 5, 100, 1) if arguments.quick else (2000, 15, 500, arguments.seeds)

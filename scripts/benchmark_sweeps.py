@@ -1,11 +1,12 @@
-"""What a sweep costs beside its jobs: finished cells, jobs of one second side by side, and seeds as lanes.
+"""Overhead of a sweep on top of its jobs: finished cells, jobs of one second, and seeds as lanes.
 
     python scripts/benchmark_sweeps.py                     all three (about ten minutes of one core)
-    python scripts/benchmark_sweeps.py --only finished     one of them (finished, second or lanes); the rest stays
+    python scripts/benchmark_sweeps.py --only finished     one of them (finished, second or lanes); keeps other rows
 
-Writes outputs/results/sweep_costs.{csv,md}. Commands are started as a person starts them, on one thread. CPU seconds
-are those of all processes of a command; beside other work they grow two- or threefold, and wall seconds more, so that
-the load is given, and the cost of a job also in imports of torch. Exit code 1 where a limit is missed.
+Writes outputs/results/sweep_costs.{csv,md}. Commands are started as a user starts them, on one thread. CPU seconds
+include all processes of a command. On a busy machine they grow two- or threefold, and wall seconds more, so the load is
+given, and the cost of a job also in units of `import torch`. Exit code 1 if a limit is exceeded. Lanes are networks
+stacked on one axis and trained in one step.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from bnn_runner.methods.map import MAP
 
 @dataclass(frozen=True)
 class Sleeper:
-    """Takes one second of time and none of the processor."""
+    """Takes one second of wall time and no CPU time."""
 
     finite = True
     uses_hyper = False
@@ -69,7 +70,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Row:
-    """One measured quantity; `limit` is what it must stay below (None: told only)."""
+    """One measured quantity; it must stay below `limit` (None: no limit)."""
 
     what: str
     value: float
@@ -82,7 +83,7 @@ class Row:
 
 
 def command(folder: Path, *words: str) -> tuple[float, float, str]:
-    """CPU seconds of all its processes, wall seconds, and what it told. Raises where it fails."""
+    """CPU seconds of all processes of a command, wall seconds, and its messages. Raises RuntimeError if it fails."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
@@ -92,7 +93,7 @@ def command(folder: Path, *words: str) -> tuple[float, float, str]:
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
     try:
-        while True:  # the server of its jobs ends after it, and comes to us
+        while True:  # the server of its jobs ends after it and becomes our child
             os.wait()
     except ChildProcessError:
         pass
@@ -104,9 +105,9 @@ def finished(folder: Path) -> list[Row]:
     """A sweep of thirty finished cells."""
     words = ["seed=range(30)", "schedule.epochs=2"]
     command(folder, *words)
-    cpu, wall, told = command(folder, *words)
-    if "30 done, 0 to run" not in told or "30 jobs: 30 done before" not in told:
-        raise RuntimeError(f"jobs were submitted: {told}")
+    cpu, wall, messages = command(folder, *words)
+    if "30 done, 0 to run" not in messages or "30 jobs: 30 done before" not in messages:
+        raise RuntimeError(f"jobs were submitted: {messages}")
     return [
         Row("30 finished cells, nothing submitted: CPU", cpu, "s", 5.0),
         Row("30 finished cells, nothing submitted: wall", wall, "s"),
@@ -114,7 +115,7 @@ def finished(folder: Path) -> list[Row]:
 
 
 def second(folder: Path) -> list[Row]:
-    """Jobs of one second under joblib: what each further one costs."""
+    """Jobs of one second under joblib: the overhead of each further job."""
     (folder / "sleeper.py").write_text(SLEEPER)
     choice = folder / "conf" / "method" / "sleeper.yaml"
     choice.parent.mkdir(parents=True)
@@ -129,21 +130,19 @@ def second(folder: Path) -> list[Row]:
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     imports = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     return [
-        Row("a job of one second under joblib beyond that second: CPU", each, "s"),
-        Row("the same in imports of torch (1.7 s on a quiet core)", each / imports, "", 0.5 / 1.7),
-        Row(
-            "a job of one second under joblib beyond that second: wall", (wall_many - wall_few) / (many - few) - 1, "s"
-        ),
-        Row("imports and plan, once a sweep: CPU", cpu_few - few * each, "s"),
+        Row("overhead of a job of one second under joblib: CPU", each, "s"),
+        Row("the same in units of `import torch` (1.7 s on an idle core)", each / imports, "", 0.5 / 1.7),
+        Row("overhead of a job of one second under joblib: wall", (wall_many - wall_few) / (many - few) - 1, "s"),
+        Row("imports and plan, once per sweep: CPU", cpu_few - few * each, "s"),
     ]
 
 
 def lanes(folder: Path) -> list[Row]:
-    """Twenty seeds of an MLP as lanes, beside twenty jobs; rows compared in float64.
+    """Twenty seeds of an MLP as lanes, compared with twenty jobs; scores are compared in float64.
 
-    As typed, with each data set's own network and schedule; and for gap1d in one process, 300 epochs, where nothing is
-    started. Lanes save what a step costs beyond its arithmetic: a step of gap1d is 135 points at once, mostly
-    arithmetic, and saves the least.
+    Once as commands, with each data set's own network and schedule, and once in one process on gap1d with 300 epochs,
+    without the cost of starting processes. Lanes save the part of a step that is not arithmetic. They save least on
+    gap1d, where a step takes all 135 points at once and is mostly arithmetic.
     """
 
     def experiments(output: str, epochs: int) -> list[runner.Experiment]:
@@ -167,7 +166,7 @@ def lanes(folder: Path) -> list[Row]:
         stacked = command(folder, *words, f"output_dir=stacked_{data}")
         jobs = command(folder, *words, f"output_dir=jobs_{data}", "stack=never")
         typed += [
-            Row(f"seed=range(20) on {data}: as lanes / as twenty jobs, wall", stacked[1] / jobs[1], "", 0.25),
+            Row(f"seed=range(20) on {data}: as lanes ÷ as twenty jobs, wall", stacked[1] / jobs[1], "", 0.25),
             Row(f"the same on {data}, CPU of all processes", stacked[0] / jobs[0], "", 0.25),
             Row(f"seed=range(20) on {data}, as lanes: wall", stacked[1], "s"),
         ]
@@ -182,7 +181,7 @@ def lanes(folder: Path) -> list[Row]:
         runner.TrainingConfig, Task.to = config, to  # type: ignore[misc, method-assign]
     return [
         *typed,
-        Row("20 seeds as lanes / 20 runs in one process, 300 epochs: CPU", together / alone, ""),
+        Row("20 seeds as lanes ÷ 20 runs in one process, 300 epochs: CPU", together / alone, ""),
         Row("largest relative difference of a score in float64", difference(folder, "lanes64", "single64"), "", 1e-9),
     ]
 
@@ -192,7 +191,7 @@ def difference(folder: Path, one: str, other: str) -> float:
     found = 0.0
     tables = sorted(folder.glob(f"{one}/runs/*/*/*/*/metrics.csv"))
     if len(tables) != 20:
-        raise RuntimeError(f"{len(tables)} cells instead of 20")
+        raise RuntimeError(f"there must be 20 cells; found {len(tables)}")
     for path in tables:
         twin = folder / other / path.relative_to(folder / one)
         for a, b in zip(*(list(csv.DictReader(p.read_text().splitlines())) for p in (path, twin)), strict=True):
@@ -205,7 +204,7 @@ PARTS = {"lanes": lanes, "finished": finished, "second": second}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="one part; the rows of the others stay")
+    parser.add_argument("--only", choices=PARTS, help="measure one part and keep the other rows")
     only = parser.parse_args().only
     torch.set_num_threads(1)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -221,7 +220,7 @@ def main() -> int:
 
 
 def keep(part: str, rows: list[Row]) -> None:
-    """Put the rows of a part in place of its earlier ones."""
+    """Replace the rows of a part in the kept table."""
     file = RESULTS / "sweep_costs.csv"
     heads = ["part", "what", "value", "unit", "limit", "load", "torch"]
     kept = list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []

@@ -1,16 +1,17 @@
-"""What the runner's training costs beside a bare loop of the same network.
+"""Cost of the runner's training relative to a bare loop over the same network.
 
 Writes outputs/results/training_overhead.{csv,md}.
 
     python scripts/benchmark_training.py              all rows, some minutes on 2 cores
-    python scripts/benchmark_training.py --quick      fewer repeats, nothing written
+    python scripts/benchmark_training.py --quick      fewer repeats, nothing is written
 
-The runner's side is `LaneTrainer.train` as the runner calls it: progress, stop requests, a checkpoint file, a check for
-non-finite losses, the history. The bare side is what one would type: the same network called as a module, tensors in
-memory, a gather by a shuffled order, `loss.backward()`, a fused torch.optim optimiser with weight decay of the same
-amount, a cosine learning rate. Of the two memory layouts of images the bare side takes the faster. Both run in turn
-in one process on equally many steps of equal batches; the ratio is the median over pairs. Rows of one thread are
-measured in CPU time, which other programs on the machine disturb least; others in wall time.
+The runner's side is `LaneTrainer.train` as the runner calls it, with progress, stop requests, a checkpoint file, a
+check for non-finite losses, and the history. The bare side is a plain loop: the same network called as a module,
+tensors in memory, a gather in shuffled order, `loss.backward()`, a fused torch.optim optimiser with the same weight
+decay, and a cosine learning rate. It uses the faster of the two memory layouts of images. Both sides take turns in one
+process, with the same number of steps and equal batches; the ratio is the median over pairs. Rows with one thread are
+measured in CPU time, which other programs disturb least; the others in wall time. Exit code 3 if a ratio exceeds the
+limit.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ LIMIT = 1.05
 
 @dataclass(frozen=True)
 class Row:
-    """One network with the size of its data; a piece is `epochs` epochs of `points` points."""
+    """One network with the size of its data; a repeat is `epochs` epochs over `points` points."""
 
     name: str
     model: Model
@@ -75,7 +76,7 @@ GPU_ROWS = (Row("ResNet-18", ResNet18(), (3, 32, 32), "classification", 12800, 1
 
 
 def make_task(row: Row, device: torch.device) -> Task:
-    """Random numbers: what they say is of no matter to the time."""
+    """Random data; their content does not affect the time."""
     g = torch.Generator().manual_seed(0)
     n, outputs = row.points, 1 if row.kind == "regression" else 10
     if row.kind == "regression":
@@ -91,14 +92,14 @@ def make_task(row: Row, device: torch.device) -> Task:
 
 
 def runner(row: Row, task: Task, schedule: Schedule, precision: str, folder: Path) -> Callable[[], None]:
-    """The runner's training as `bnn-run` calls it, on a new group."""
+    """The runner's training as `bnn-run` calls it, with a new trainer."""
     device = task.train.inputs.device
     config = TrainingConfig(row.model, schedule, Isotropic(1.0), NoiseRule(), precision)
     group = LaneTrainer(config, [Lane(task, 1)], device)
     progress = Console(io.StringIO()).progress()
 
     def work() -> None:
-        (folder / "checkpoint").unlink(missing_ok=True)  # of a run so slow that it wrote one: not to be gone on from
+        (folder / "checkpoint").unlink(missing_ok=True)  # a slow run leaves one, which must not be resumed
         with stop_on_signals() as stop:
             group.train(folder / "checkpoint", progress, stop)
 
@@ -154,7 +155,7 @@ def bare(row: Row, task: Task, schedule: Schedule, precision: str, layout: torch
 
 
 def seconds(work: Callable[[], None], device: torch.device) -> float:
-    """Of one call, with the device's queue drained; CPU time where one thread does it all."""
+    """Seconds of one call, with the device synchronised; CPU time on a single thread, else wall time."""
     clock = time.process_time if _on_one_thread(device) else time.perf_counter
     start = clock()
     work()
@@ -168,7 +169,7 @@ def _on_one_thread(device: torch.device) -> bool:
 
 
 def measure(row: Row, device: torch.device, precision: str, repeats: int) -> dict[str, object]:
-    """One row of the table; the first pair is not counted."""
+    """One row of the table; the first pair is a warm-up."""
     task = make_task(row, device)
     schedule = Schedule(row.optimizer, row.epochs, row.batch_size, lr=1e-3, nesterov=True)  # type: ignore[arg-type]
     layouts = [torch.contiguous_format, torch.channels_last] if len(row.shape) == 3 else [torch.contiguous_format]
@@ -203,17 +204,17 @@ def measure(row: Row, device: torch.device, precision: str, repeats: int) -> dic
 
 
 def main() -> int:
-    """Measure, print, write; exit code 3 where a ratio is above the limit."""
+    """Measure, print, write; exit code 3 if a ratio exceeds the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="float32", choices=("float32", "bf16"))
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--rows", default="cpu", choices=("cpu", "gpu"), help="gpu: ResNet-18, sized for a card")
+    parser.add_argument("--only", default="", help="rows with this text in their name")
+    parser.add_argument("--rows", default="cpu", choices=("cpu", "gpu"), help="gpu: ResNet-18, sized for a GPU")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the table")
-    parser.add_argument("--name", default="training_overhead", help="name of its files")
-    parser.add_argument("--quick", action="store_true", help="three repeats, nothing written")
-    parser.add_argument("--small", action="store_true", help="one repeat of two batches, to see that it runs")
+    parser.add_argument("--name", default="training_overhead", help="name of the table's files")
+    parser.add_argument("--quick", action="store_true", help="three repeats, write nothing")
+    parser.add_argument("--small", action="store_true", help="one repeat of two batches, as a smoke test")
     words = parser.parse_args()
     device = pick_device(words.device)
     repeats = 1 if words.small else 3 if words.quick else words.repeats
@@ -239,7 +240,7 @@ def write(rows: list[dict[str, object]], device: torch.device, results: Path, na
         table = csv.DictWriter(file, [*rows[0], "machine"])
         table.writeheader()
         table.writerows(row | {"machine": where} for row in rows)
-    header = "| network | batch | threads | clock | runner, ms a step | bare loop, ms a step | ratio |"
+    header = "| network | batch | threads | clock | runner, ms per step | bare loop, ms per step | ratio |"
     lines = [header, "| --- | --: | --: | --- | --: | --: | --: |"]
     for r in rows:
         numbers = f"{r['runner_ms']:.3f} | {r['bare_ms']:.3f} | {r['ratio']:.3f}"

@@ -1,14 +1,14 @@
-"""Every data set with what it recommends, made small where it is large: one table, beside a trivial predictor.
+"""MAP and Laplace on every data set with its recommended settings, compared with a trivial predictor, in one table.
 
-    python scripts/data_presets.py                    all that are there, MAP and Laplace (an hour on 2 cores)
-    python scripts/data_presets.py --only wine,co2    these alone; the other rows of the table stay
-    python scripts/data_presets.py --skip mnist,svhn  all but these
+    python scripts/data_presets.py                    all available data sets (an hour on 2 cores)
+    python scripts/data_presets.py --only wine,co2    these data sets; the other rows of the table are kept
+    python scripts/data_presets.py --skip mnist,svhn  all except these
 
-Writes outputs/results/data_sets.csv and .md after each set. Finished runs are found again in --folder
-(outputs/data_sets), so that a second call goes on where the first stopped. What a set is reduced to
-stands in its YAML file, `recommended.small`. Trivial: a normal distribution with the training targets'
-mean and standard deviation, or the training part's class frequencies (one point of each class added).
-Exit code 1 where a run failed; sets whose files are absent are listed as not available.
+Writes outputs/results/data_sets.csv and .md after each data set. Finished runs are kept in --folder
+(outputs/data_sets), so the same command resumes after an interruption. Large data sets are reduced as their YAML file
+says (`recommended.small`). The trivial predictor is a normal distribution with the training targets' mean and standard
+deviation, or the class frequencies of the training part (plus one point per class). Exit code 1 if a run failed; data
+sets with missing files are listed as not available.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ NOT_HERE = ("missing", "needs a file of yours", "needs a folder of yours")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="names of data sets, with commas")
-    parser.add_argument("--skip", default="", help="likewise, those left out")
-    parser.add_argument("--folder", default="outputs/data_sets", help="where the runs go")
+    parser.add_argument("--only", help="names of data sets, separated by commas")
+    parser.add_argument("--skip", default="", help="names of data sets to leave out")
+    parser.add_argument("--folder", default="outputs/data_sets", help="folder of the runs")
     arguments = parser.parse_args()
     catalogue = Catalogue()
     names = arguments.only.split(",") if arguments.only else catalogue.choices("data")
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def row_of(name: str, catalogue: Catalogue, folder: str) -> dict[str, str]:
-    """What the set is and how well both methods do on it, or why there is nothing to say."""
+    """One row: the data set and the scores of both methods, or the reason why there are none."""
     small = (catalogue.load("data", name).get("recommended") or {}).get("small") or {}
     words = [f"data={name}", *(f"{key}={to_text(value)}" for key, value in small.items())]
     words += [f"output_dir={folder}", "figures=false", "metric=[marginal,rmse,accuracy]", "time_limit=null"]
@@ -118,7 +118,7 @@ def trivial(task: Task) -> dict[str, str]:
 
 
 def scored(method: str, run: Any) -> dict[str, str]:
-    """Test scores of a finished run, and the seconds that it took when it was run."""
+    """Test scores and seconds of a finished run."""
     test = run.scores[run.scores["split"] == "test"].set_index("metric")["value"]
     name = "rmse" if "rmse" in test and not math.isnan(test["rmse"]) else "accuracy"
     provenance = json.loads((run.folder / "provenance.json").read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def number(value: float) -> str:
 
 
 def read_rows() -> dict[str, dict[str, str]]:
-    """The rows there are, of sets that this call does not touch."""
+    """The rows of the kept table, by data set."""
     path = RESULTS / "data_sets.csv"
     if not path.is_file():
         return {}

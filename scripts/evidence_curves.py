@@ -1,13 +1,13 @@
-"""Training with precisions chosen by the evidence on the way, beside plain training: train and test curves.
+"""Train and test curves with precisions selected by the evidence during training, compared with plain training.
 
     python scripts/evidence_curves.py [--only mnist] [--epochs 40] [--jobs 2] [--out outputs/results]
 
-A perceptron on 2,000 images of MNIST and a small convolutional network on 2,000 of CIFAR-10 are trained from the same
-start, in the same order, once under a fixed prior precision of 1 and once with a precision for each parameter tensor
-that climbs the evidence every three epochs (Immer et al. 2021, algorithm 1). After each epoch the network of the
-moment is scored on its training points and on 1,000 test points.
+A perceptron on 2,000 images of MNIST and a small convolutional network on 2,000 images of CIFAR-10 are trained twice
+from the same initial weights and with the same order of batches: once with a fixed prior precision of 1, and once with
+one precision per parameter tensor, which takes gradient steps on the evidence every three epochs (Immer et al. 2021,
+algorithm 1). After each epoch the current network is scored on its training points and on 1,000 test points.
 
-Writes evidence_curves.png, .csv and .md. Some six minutes of one core.
+Writes evidence_curves.png, .csv and .md. About six minutes of one core.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ARMS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Point:
-    """Mean log-likelihoods (nats) and error after an epoch; log evidence (nats) where it was updated."""
+    """Mean log-likelihoods (nats) and error after an epoch; log evidence (nats) if the precisions were updated."""
 
     data: str
     arm: str
@@ -68,7 +68,7 @@ def score(network: Network, split: Split) -> tuple[float, float]:
 
 
 def trained(data: str, arm: str, epochs: int) -> list[Point]:
-    """The curve of one training, on one thread."""
+    """The curve of one training run, on one thread."""
     torch.set_num_threads(1)
     experiment = load_experiment([*TASKS[data], *COMMON, *ARMS[arm], f"schedule.epochs={epochs}"])
     task = experiment.data.load(experiment.settings.data_path, 0)
@@ -93,7 +93,7 @@ def trained(data: str, arm: str, epochs: int) -> list[Point]:
 
 
 def draw(curves: dict[str, dict[str, list[Point]]], path: Path) -> None:
-    """A line of panels for each data set: log-likelihoods, error, log evidence."""
+    """A row of panels per data set: log-likelihoods, error, log evidence."""
     figure, axes = style.new_figure(len(curves), 3, width=4.2, height=3.2)
     for line, (data, arms) in enumerate(curves.items()):
         loglik, error, evidence = axes[3 * line : 3 * line + 3]
@@ -102,13 +102,13 @@ def draw(curves: dict[str, dict[str, list[Point]]], path: Path) -> None:
             loglik.plot(epochs, [p.train_loglik for p in points], color=tone, lw=1.0, ls="--", label=f"{arm}, train")
             loglik.plot(epochs, [p.test_loglik for p in points], color=tone, lw=1.5, label=f"{arm}, test")
             error.plot(epochs, [100 * p.test_error for p in points], color=tone, lw=1.5, label=arm)
-            told = [(p.epoch, p.log_evidence) for p in points if p.log_evidence is not None]
-            if told:
-                evidence.plot(*zip(*told, strict=True), color=tone, marker=style.marker(i), ms=4, lw=1.0)
+            updates = [(p.epoch, p.log_evidence) for p in points if p.log_evidence is not None]
+            if updates:
+                evidence.plot(*zip(*updates, strict=True), color=tone, marker=style.marker(i), ms=4, lw=1.0)
         worst = min(p.test_loglik for points in arms.values() for p in points[len(points) // 10 :])
         loglik.set_ylim(bottom=1.1 * worst)
         for ax, title, unit in (
-            (loglik, "log-likelihood of a point", "nats"),
+            (loglik, "log-likelihood per point", "nats"),
             (error, "test error", "%"),
             (evidence, "log evidence (online)", "nats"),
         ):
@@ -117,14 +117,14 @@ def draw(curves: dict[str, dict[str, list[Point]]], path: Path) -> None:
             ax.set_ylabel(unit)
         loglik.legend(fontsize=7, frameon=False)
         error.legend(fontsize=7, frameon=False)
-    style.title(figure, "Precisions of each tensor chosen by the evidence in training, beside a fixed one")
+    style.title(figure, "Training with precisions selected by the evidence, and with a fixed precision")
     style.save(figure, path)
 
 
 def table(curves: dict[str, dict[str, list[Point]]]) -> str:
-    """Markdown: the end of each training, and its best test log-likelihood."""
+    """Markdown: the last epoch of each training run, and its best test log-likelihood."""
     lines = [
-        "| data | training | epochs | train log-likelihood | test log-likelihood | best on the way | at epoch "
+        "| data | training | epochs | train log-likelihood | test log-likelihood | best | at epoch "
         "| test error, % | log evidence |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
@@ -136,19 +136,19 @@ def table(curves: dict[str, dict[str, list[Point]]]) -> str:
                 f"| {data} | {arm} | {last.epoch} | {last.train_loglik:.3f} | {last.test_loglik:.3f} "
                 f"| {best.test_loglik:.3f} | {best.epoch} | {100 * last.test_error:.1f} | {evidence} |"
             )
-    return "\n".join(lines) + "\n\nNats a point; one seed; 2,000 training points, 1,000 test points.\n"
+    return "\n".join(lines) + "\n\nNats per point; one seed; 2,000 training points, 1,000 test points.\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=TASKS, help="one of the two")
+    parser.add_argument("--only", choices=TASKS, help="one of the two data sets")
     parser.add_argument("--epochs", type=int, default=45)
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, on one thread each")
+    parser.add_argument("--jobs", type=int, default=1, help="training runs at a time, each on one thread")
     parser.add_argument("--out", type=Path, default=Path("outputs/results"))
     arguments = parser.parse_args(argv)
     names = [arguments.only] if arguments.only else list(TASKS)
     each = [(data, arm, arguments.epochs) for data in names for arm in ARMS]
-    # In processes of their own for one job, too: the numbers are then the same.
+    # Separate processes even for one job, so that the numbers do not depend on --jobs.
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as pool:
         found = dict(
             zip(((data, arm) for data, arm, _ in each), pool.map(trained, *zip(*each, strict=True)), strict=True)

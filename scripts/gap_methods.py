@@ -1,18 +1,18 @@
-"""Which approximation is closest to HMC where there are no data? All methods on one 1-D task with a gap, and distances.
+"""Which approximation is closest to HMC where there are no data? Distances of all methods on a 1-D task with a gap.
 
-    python scripts/gap_methods.py                              everything
+    python scripts/gap_methods.py                              all methods (three minutes on 2 cores)
     python scripts/gap_methods.py --only laplace --only bbb    some methods (and HMC)
-    python scripts/gap_methods.py seed=1                       further words go to bnn-run
-    python scripts/gap_methods.py --jobs 2                     two methods at once, on one thread each
+    python scripts/gap_methods.py seed=1                       further words are passed to bnn-run
+    python scripts/gap_methods.py --jobs 2                     two methods at a time, on one thread each
 
-Every method has the network, the Gaussian prior and the noise of conf/experiment/gap_methods.yaml, so that HMC samples
-the posterior which the others approximate (dropout and ensembles have no posterior under that prior; they are
-compared all the same). At each point, predictive distributions p(y | x) of a new observation are compared with HMC's:
-the 1-Wasserstein distance ∫ |F − G| dy, in units of the target, and total variation ½ ∫ |f − g| dy, both on a grid
-of y. They are averaged over the points among the data, in the gap, and beyond the data, and over all points.
+Every method has the network, the Gaussian prior and the noise of conf/experiment/gap_methods.yaml, so HMC samples the
+posterior that the others approximate. (Dropout and ensembles have no posterior under that prior, but are compared too.)
+At each point, the predictive distribution p(y | x) of a new observation is compared with HMC's, by the 1-Wasserstein
+distance ∫ |F − G| dy, in units of the target, and the total variation ½ ∫ |f − g| dy, both on a grid of y. They are
+averaged over all points, and separately among the data, in the gap, and beyond the data.
 
-The row "hmc, half against half" compares the first half of HMC's chains with the second: no distance below it can be
-told from nothing. R-hat is the largest over all these points; chains above 1.1 have not mixed, and their row says so.
+The row "hmc, first half and second half" compares the two halves of HMC's chains. Smaller distances mean nothing.
+R-hat is the largest over all these points. Chains above 1.1 have not mixed, and their row says so.
 
 Finished cells are not run again. Writes gap_methods.{csv,md,png} to --results.
 """
@@ -105,7 +105,7 @@ def distances(a: Mixture, b: Mixture) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where distributions are compared: of each split some points, and all of them together by input."""
+    """The points at which distributions are compared: some of each split, and all of them sorted by input."""
 
     chosen: Mapping[str, Tensor]
     inputs: Tensor  # [N, 1] as the network takes them
@@ -158,7 +158,7 @@ def chain_outputs(run: bnn_runner.Run, inputs: Tensor) -> Tensor:
 
 
 def halves(run: bnn_runner.Run, places: Places, sds: Tensor) -> tuple[Mixture, Mixture]:
-    """The predictive of the first half of the chains, and of the second."""
+    """The predictive distributions of the first half and the second half of the chains."""
     scale, shift = run.task.target_scale.double(), run.task.target_mean.double()
     means = shift + scale * chain_outputs(run, places.inputs)
     half = len(means) // 2
@@ -169,7 +169,7 @@ def halves(run: bnn_runner.Run, places: Places, sds: Tensor) -> tuple[Mixture, M
 
 @dataclass(frozen=True)
 class Row:
-    """Distances of one method's predictive to HMC's; `sd_ratio`: its sd of y over HMC's, the mean over the gap."""
+    """Distances between one method's predictive distribution and HMC's; `sd_ratio_gap`: ratio of sd of y in the gap."""
 
     method: str
     w1: float
@@ -221,7 +221,7 @@ def row(name: str, run: bnn_runner.Run, mixture: Mixture, reference: Mixture, pl
 
 
 def markdown(rows: Sequence[Row], data: str) -> str:
-    """The table, closest first."""
+    """The table, sorted by distance."""
     lines = [
         f"Distance of each method's predictive distribution to HMC's: {data}.",
         "",
@@ -240,7 +240,7 @@ def markdown(rows: Sequence[Row], data: str) -> str:
 def draw(
     rows: Sequence[Row], mixtures: Mapping[str, Mixture], places: Places, train: tuple[Tensor, Tensor], path: Path
 ) -> None:
-    """A panel each: the method's mean ± 2 sd over HMC's band, closest first."""
+    """One panel per method: its mean ± 2 sd over HMC's band, sorted by distance."""
     order = places.x.argsort()
     x = places.x[order]
     centre, spread = (v[order] for v in mixtures[REFERENCE].moments())
@@ -258,17 +258,17 @@ def draw(
         ax.plot(*train, color=style.VERMILION, ls="", marker="o", markersize=2.5, label="training points")
         reach = float((centre + 3 * spread).max()), float((centre - 3 * spread).min())
         ax.set_ylim(min(reach) - 0.5, max(reach) + 0.5)
-        distance = "the reference" if r.method == REFERENCE else f"W1 {r.w1:.3f}, in the gap {r.w1_gap:.3f}"
+        distance = "reference" if r.method == REFERENCE else f"W1 {r.w1:.3f}, in the gap {r.w1_gap:.3f}"
         style.panel_title(ax, f"{r.method}: {distance}")
     for spare in axes[len(shown) :]:
         spare.set_axis_off()
-    style.title(figure, "a new observation under each method, and under HMC (grey)")
+    style.title(figure, "Predictive distribution of a new observation: each method, and HMC (grey)")
     style.legend_below(figure, *axes[0].get_legend_handles_labels())
     style.save(figure, path)
 
 
 def run_at_once(jobs: int, cells: Sequence[Sequence[str]]) -> None:
-    """Run these, each on one thread, some at once: their cells are then finished, and read by who asks again."""
+    """Run these commands, `jobs` at a time with one thread each; later calls read the finished cells."""
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawned, max_tasks_per_child=1) as pool:
         for words, _ in zip(cells, pool.map(_run_quietly, cells), strict=True):
@@ -281,11 +281,11 @@ def _run_quietly(words: Sequence[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="further words for bnn-run")
+    parser.add_argument("words", nargs="*", help="overrides for bnn-run")
     parser.add_argument("--only", action="append", choices=tuple(METHODS), help="methods to compare with HMC")
     parser.add_argument("--output", type=Path, default=Path("outputs/gap_methods"), help="folder of the cells")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--jobs", type=int, default=1, help="methods at once")
+    parser.add_argument("--jobs", type=int, default=1, help="methods at a time")
     arguments = parser.parse_intermixed_args()
     names = [n for n in METHODS if n == REFERENCE or not arguments.only or n in arguments.only]
     common = ["experiment=gap_methods", *arguments.words, f"output_dir={arguments.output.absolute()}"]
@@ -304,13 +304,13 @@ def main() -> int:
     assert places is not None
     reference = runs[REFERENCE]
     first, second = halves(reference, places, mixtures[REFERENCE].sds)
-    own = row("hmc, half against half", reference, first, second, places, "")
+    own = row("hmc, first half and second half", reference, first, second, places, "")
     rows = [rows[0], *sorted([own, *rows[1:]], key=lambda r: r.w1)]
     task = reference.task
     table = markdown(rows, f"{task.spec.name}, {len(task.train)} training points, seed {reference.seed}")
     print("\n" + table)
     if not rows[0].rhat or rows[0].rhat > RHAT_LIMIT:
-        print("HMC itself has not mixed: raise method.draws in METHODS.", file=sys.stderr)
+        print("The chains of HMC have not mixed. Increase method.draws of hmc in METHODS.", file=sys.stderr)
         return 1
     write_text(arguments.results / "gap_methods.md", table)
     columns = [f.name for f in fields(Row)]

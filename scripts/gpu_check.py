@@ -1,4 +1,4 @@
-"""The stages of scripts/gpu_check.sh, which says what they are and what they need."""
+"""The stages of scripts/gpu_check.sh, which describes them and what they need."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass
 class Check:
-    """Runs commands until the stage's time is over; cells lie under `folder`."""
+    """Runs commands within the time of a stage; cells are written under `folder`."""
 
     folder: Path
     results: Path
@@ -42,7 +42,7 @@ class Check:
     ends: float = 0.0
 
     def run(self, *words: str) -> tuple[int, str, float]:
-        """Exit code (124: out of time), output and seconds of a command."""
+        """Exit code (124: out of time), output, and seconds of a command."""
         print(f"$ {' '.join(words)}", flush=True)
         start = time.perf_counter()
         left = self.ends - time.monotonic()
@@ -67,7 +67,7 @@ class Check:
         return sorted(p.parent for p in self.folder.glob(f"runs/*/*/{method}/*/DONE"))
 
     def line(self, stage: str, item: str, ended: tuple[int, str, float], detail: str = "") -> Line:
-        status = {0: "ok", 124: "out of time: type it again"}.get(ended[0], f"FAILED (exit code {ended[0]})")
+        status = {0: "ok", 124: "out of time: run it again"}.get(ended[0], f"FAILED (exit code {ended[0]})")
         return Line(stage, item, status, round(ended[2], 1), detail)
 
 
@@ -80,22 +80,24 @@ def absent(stage: str, method: str) -> Line:
 
 
 def tests(check: Check, only: str) -> Iterator[Line]:
-    """The tests that can run on the card."""
+    """The tests that can run on the GPU."""
     chosen = TESTS[:1] if check.dry else TESTS
-    ended = check.run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
+    ended = check.run(
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "exhaustive or not exhaustive", *chosen
+    )
     last = ended[1].strip().splitlines()[-1:] or [""]
     yield check.line("tests", " ".join(chosen), ended, last[0])
 
 
 def mnist(check: Check, only: str) -> Iterator[Line]:
-    """KFAC Laplace in float32 on factors with large null spaces."""
+    """KFAC Laplace in float32, with factors that have large null spaces."""
     data = ["data=digits", "schedule.epochs=2"] if check.dry else ["data=mnist", "model=lenet", "schedule.epochs=5"]
     ended = check.runner(*data, "method=laplace_kfac", "metric=[accuracy,marginal]")
-    yield check.line("mnist", "laplace_kfac", ended, told(check.cells("laplace_kfac")))
+    yield check.line("mnist", "laplace_kfac", ended, summary(check.cells("laplace_kfac")))
 
 
 def throughput(check: Check, only: str) -> Iterator[Line]:
-    """The runner's training beside a bare loop."""
+    """The runner's training compared with a bare loop."""
     words = [
         "--precision",
         "float32" if check.dry else "bf16",
@@ -129,11 +131,11 @@ def posterior(check: Check, only: str) -> Iterator[Line]:
             yield absent("posterior", method)
             continue
         ended = check.runner(*data, f"method={method}", "metric=[accuracy,marginal]")
-        yield check.line("posterior", method, ended, told(check.cells(method)[-1:]))
+        yield check.line("posterior", method, ended, summary(check.cells(method)[-1:]))
 
 
 def kappa(check: Check, only: str) -> Iterator[Line]:
-    """Dyadic scores over seeds, and the runner's own table of them."""
+    """Dyadic scores over seeds, and the table of bnn-report."""
     data, seeds = ["data=digits", "schedule.epochs=2", "eval.num_draws=4"], (0,)
     if not check.dry:
         data, seeds = ["data=cifar10", "model=resnet20", "schedule.epochs=20", "eval.max_ood=0"], (0, 1, 2)
@@ -154,7 +156,7 @@ def kappa(check: Check, only: str) -> Iterator[Line]:
     yield check.line("kappa", "table", ended, "gpu_kappa.md")
 
 
-def told(cells: list[Path]) -> str:
+def summary(cells: list[Path]) -> str:
     """Seconds, peak memory and repairs of the last finished cell, from its provenance."""
     if not cells:
         return ""
@@ -169,19 +171,19 @@ def told(cells: list[Path]) -> str:
     return "; ".join([*parts, f"repairs {found['repairs'] or 'none'}"])
 
 
-def card() -> str:
-    """The device's name, from a process of its own, so that this one holds no memory of the card."""
+def gpu_name() -> str:
+    """The device's name, from a separate process, so that this one uses no GPU memory."""
     module = "bnn_runner.runs.provenance"
     code = f"from bnn_runner.runtime.devices import pick_device; from {module} import device_name"
     code += "; print(device_name(pick_device('auto')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"no device: {done.stderr.strip().splitlines()[-1]}")
+        sys.exit(f"The device is not available: {done.stderr.strip().splitlines()[-1]}")
     return done.stdout.strip()
 
 
 def write(lines: list[Line], results: Path, device: str) -> None:
-    """The table, as CSV and Markdown; stages that were not run now keep the lines of their last run."""
+    """The table as CSV and Markdown; stages that were not run keep the lines of their last run."""
     path, names = results / "gpu_check.csv", [f.name for f in fields(Line)]
     ran = {line.stage for line in lines}
     rows = [{**asdict(line), "device": device} for line in lines]
@@ -199,18 +201,18 @@ def write(lines: list[Line], results: Path, device: str) -> None:
 
 
 def main() -> int:
-    """Run the stages that are asked for; exit code 1 where one failed."""
+    """Run the given stages; exit code 1 if one failed."""
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
     parser.add_argument("stage", help="|".join((*STAGES, "kappa:METHOD", "all")))
-    parser.add_argument("--dry", action="store_true", help="tiny sizes and generated or bundled data")
+    parser.add_argument("--dry", action="store_true", help="tiny sizes, on generated or bundled data")
     words = parser.parse_args()
     name, _, only = words.stage.partition(":")
     if name not in (*STAGES, "all"):
-        parser.error(f"{name} is no stage. The stages: {', '.join(STAGES)}, all.")
+        parser.error(f"unknown stage: {name}. The stages: {', '.join(STAGES)}, all.")
     results = Path(os.environ.get("RESULTS") or ROOT / "outputs" / "results").resolve()
     results.mkdir(parents=True, exist_ok=True)
     folder = results.parent / ("gpu_check_dry" if words.dry else "gpu_check")
-    device = card()
+    device = gpu_name()
     lines: list[Line] = []
     for stage in STAGES if name == "all" else (name,):
         check = Check(folder / stage, results, words.dry, time.monotonic() + STAGE_SECONDS)

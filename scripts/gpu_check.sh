@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# What is to be verified on a machine with a CUDA card, in stages of under ten minutes each; one table at the end.
+# Checks on a machine with a CUDA GPU, in stages of under ten minutes each, with one table at the end.
 #
 #   scripts/gpu_check.sh tests|mnist|throughput|posterior|kappa|kappa:METHOD|all [--dry]
 #
-# tests       the tests that can run on the card, with BNN_DEVICE=cuda: the numbers of the CPU within stated tolerances
-# mnist       KFAC Laplace of LeNet on MNIST in float32: factors with large null spaces, repairs told
-# throughput  ResNet-18 in bf16: images a second of the runner and of a bare loop
-# posterior   seconds and peak memory of each posterior on a ResNet-18 for CIFAR-10
-# kappa       dyadic scores of each method on CIFAR-10 over three seeds; typed again it goes on where it stopped
+# tests       the tests that can run on the GPU, with BNN_DEVICE=cuda: the numbers of the CPU within stated tolerances
+# mnist       KFAC Laplace of a LeNet on MNIST in float32: factors with large null spaces, and the repairs they need
+# throughput  ResNet-18 in bf16: images per second of the runner and of a bare loop
+# posterior   seconds and peak memory of each posterior of a ResNet-18 on CIFAR-10
+# kappa       dyadic scores of each method on CIFAR-10 over three seeds; the same command resumes
 #
-# What it needs: python with torch and torchvision; PYTHON=... names one. Other packages may lie as wheels in the
-# folder WHEELS=... (hydra-core, omegaconf, antlr4-python3-runtime, safetensors, ...): they are unpacked to a temporary
-# folder, nothing is downloaded. Data: BNN_DATA_DIR=... with MNIST/raw and cifar-10-batches-py. BNN_DEVICE=cpu --dry
-# tries every stage at tiny sizes and without data. Tables go to outputs/results/ (RESULTS=...).
+# It needs a Python with torch and torchvision (PYTHON=... names one). The other packages may be wheels in the folder
+# WHEELS=... (hydra-core, omegaconf, antlr4-python3-runtime, safetensors, ...); they are unpacked to a temporary folder
+# and nothing is downloaded. Data: BNN_DATA_DIR=... with MNIST/raw and cifar-10-batches-py. BNN_DEVICE=cpu with --dry
+# runs every stage at tiny sizes and without data files. Tables go to outputs/results/ (RESULTS=...).
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,15 +1,15 @@
-"""Laplace on ResNet-18 (11 million weights): time and peak memory of each structure on a CPU.
+"""Time and peak memory of Laplace on ResNet-18 (11 million weights) on a CPU, for each structure.
 
 Writes outputs/results/laplace_scale.{csv,md}.
 
-    python scripts/laplace_scale.py                   all rows, some ten minutes each on 2 idle cores
-    python scripts/laplace_scale.py kfac_10 diag_10   these rows; the others stay as they were measured
+    python scripts/laplace_scale.py                   all rows, about ten minutes each on 2 idle cores
+    python scripts/laplace_scale.py kfac_10 diag_10   these rows; the others are kept
 
-Random 32 x 32 images and an untrained network: what they say is of no matter to cost. A row fits on 512 points and
-gives the closed-form predictive of 256 points in batches of 64, in a process of its own that is stopped where it would
-take more memory than the row allows. MiB is the peak of the whole process, torch included. A sampled posterior has no
-closed form: the row `sampled` predicts by 6 draws, solved by as many passes over the 512 points as the method allows;
-what error that leaves, in posterior standard deviations, stands in the table.
+The images (32 x 32) are random and the network is untrained, which does not affect the cost. A row fits on 512 points
+and computes the closed-form predictive of 256 points in batches of 64, in a separate process that is stopped if it
+needs more memory than the row allows. MiB is the peak of the whole process, including torch. A sampled posterior has no
+closed form: the row `sampled` predicts by 6 draws, solved with as many passes over the 512 points as the method allows,
+and the table has the remaining error in posterior standard deviations.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DRAWS = 6
 
 @dataclass(frozen=True)
 class Row:
-    """A structure with a number of classes, and the memory that it is to keep within."""
+    """A structure with a number of classes and its memory limit."""
 
     method: Laplace | LaplaceSampled
     classes: int
@@ -86,7 +86,7 @@ ROWS = {
 
 
 def problem(classes: int, points: int, tested: int) -> tuple[Task, Network]:
-    """Random images and a network whose running statistics are those of a few of them."""
+    """Random images, and a network with running statistics from a few of them."""
     torch.manual_seed(0)
     train = Split(torch.randn(points, 3, 32, 32), torch.randint(0, classes, (points,)), torch.arange(points))
     test = Split(torch.randn(tested, 3, 32, 32), None, torch.arange(tested))
@@ -105,7 +105,7 @@ def child(row: Row, threads: int, points: int, tested: int) -> int:
     torch.set_num_threads(threads)
     task, network = problem(row.classes, points, tested)
     limit = int(row.gib * 2**30)
-    # Address space is more than memory: what is mapped and never touched is left out of the limit.
+    # Address space exceeds memory: what is mapped but never touched does not count towards the limit.
     spare = int((_status("VmSize") - _status("VmRSS")) * 2**20)
     resource.setrlimit(resource.RLIMIT_AS, (limit + spare, limit + spare))
     context = FitContext(seed=0, hyper=Fixed(), schedule=Schedule(epochs=1, batch_size=64, lr=0.01))
@@ -129,7 +129,7 @@ def child(row: Row, threads: int, points: int, tested: int) -> int:
 
 
 def _status(name: str) -> float:
-    """A line of /proc/self/status, MiB."""
+    """A value of /proc/self/status, MiB."""
     found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(found.group(1)) / 1024 if found else math.nan
 
@@ -142,7 +142,7 @@ def measure(name: str, row: Row, threads: int, points: int, tested: int) -> Resu
     said = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith("@")}
     fit, peak, error = (float(v) for v in said.get("@fit", ["nan"] * 3))
     predict, cpu, last = (float(v) for v in said.get("@done", ["nan"] * 3))
-    reason = " ".join(said.get("@failed", [])) or ("" if "@done" in said else f"ended with status {done.returncode}")
+    reason = " ".join(said.get("@failed", [])) or ("" if "@done" in said else f"exit code {done.returncode}")
     return Result(
         name,
         row.classes,
@@ -163,10 +163,10 @@ def measure(name: str, row: Row, threads: int, points: int, tested: int) -> Resu
 
 
 def table(results: list[Result], threads: int) -> str:
-    """Markdown: one line a row."""
+    """Markdown: one line per row."""
     lines = [
         "| classes | structure | weights | curvature | N | test | fit, s | predict, s | CPU, s "
-        "| MiB | within | load | sd |",
+        "| MiB | limit | load | sd |",
         "|---:|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in results:
@@ -181,8 +181,8 @@ def table(results: list[Result], threads: int) -> str:
     note = (
         f"ResNet-18 on 32 x 32 images, predictions in batches of {BATCH}; torch "
         f"{torch.__version__}, {threads} threads on {os.cpu_count()} cores; "
-        "measured once each; load: of the whole machine at the end. sd: the largest error of a sampled draw, "
-        "in posterior standard deviations."
+        "measured once each. load: of the machine at the end. sd: the largest error of a sampled draw, in posterior "
+        "standard deviations."
     )
     return "\n".join([*lines, "", note])
 
@@ -202,14 +202,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--points", type=int, default=512, help="to fit on; fewer cost less time and the same memory")
-    parser.add_argument("--test", type=int, default=256, help="to predict")
+    parser.add_argument("--points", type=int, default=512, help="number to fit on; fewer take less time")
+    parser.add_argument("--test", type=int, default=256, help="number to predict")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         return child(ROWS[arguments.child], arguments.threads, arguments.points, arguments.test)
     if unknown := [name for name in arguments.rows if name not in ROWS]:
-        parser.error(f"no such row: {', '.join(unknown)}")
+        parser.error(f"unknown row: {', '.join(unknown)}. The rows: {', '.join(ROWS)}.")
     results = kept(RESULTS / "laplace_scale.csv")
     for name, row in ROWS.items():
         if arguments.rows and name not in arguments.rows:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A Slurm of one node on this machine, for the tests of sweeps:  scripts/local_slurm.sh start|stop|install
 #
-# For root on Debian with the packages slurm-wlm and munge (`install` gets them). `start` writes /etc/slurm/slurm.conf,
-# which must lie there because a job's srun sees no other; a configuration that is there and not ours is left alone.
+# For root on Debian with the packages slurm-wlm and munge (`install` installs them). `start` writes
+# /etc/slurm/slurm.conf, the only place where a job's srun looks; an existing configuration of yours is not changed.
 set -euo pipefail
 
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin" # where the daemons are
@@ -10,13 +10,13 @@ conf=/etc/slurm/slurm.conf
 state=/var/lib/bnn-local-slurm
 mark="# written by local_slurm.sh"
 
-alive() { # alive NAME FILE: whether the process whose id stands in the file is there and is called so
+alive() { # alive NAME FILE: whether the process whose id is in the file is running and has this name
     [ -s "$2" ] && [ "$(cat "/proc/$(cat "$2")/comm" 2>/dev/null)" = "$1" ]
 }
 
 start() {
     if [ -f "$conf" ] && ! grep -qF "$mark" "$conf"; then
-        echo "$conf is there and is not ours: it is left alone, and nothing is started" >&2
+        echo "$conf already exists and was not written by this script. Nothing is started." >&2
         exit 1
     fi
     local host cpus memory
@@ -55,7 +55,7 @@ PartitionName=local Nodes=$host Default=YES MaxTime=INFINITE State=UP
 END
     if ! munge -n >/dev/null 2>&1; then
         su -s /bin/sh munge -c "/usr/sbin/munged"
-        touch "$state/munged" # ours to stop
+        touch "$state/munged" # this script stops it
     fi
     alive slurmctld "$state/slurmctld.pid" || slurmctld
     alive slurmd "$state/slurmd.pid" || slurmd -N "$host"
@@ -73,7 +73,7 @@ END
 
 stop() {
     if [ ! -f "$conf" ] || ! grep -qF "$mark" "$conf"; then
-        echo "no Slurm of ours"
+        echo "no Slurm of this script is running"
         return
     fi
     local name

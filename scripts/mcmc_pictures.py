@@ -1,13 +1,14 @@
-"""The samplers of method=sgld, sghmc and csgld on three published targets, beside exact values and accepted ranges.
+"""The samplers of method=sgld, sghmc and csgld on three published targets, compared with exact values.
 
-    python scripts/mcmc_pictures.py [--out outputs/results] [--seed 0]
+    python scripts/mcmc_pictures.py [--out outputs/results] [--seed 0]      one minute
 
-1. SGLD on the posterior of a two-component mixture (Welling & Teh 2011, §5.1), against the exact posterior on a grid.
-2. SGHMC in a double well with noisy gradients (Chen et al. 2014, fig. 1), against quadrature; and the same without
-   friction, which is hotter.
-3. SGLD and cyclical SGLD on 25 Gaussians (Zhang et al. 2020, §5.1): how many modes are found.
+1. SGLD on the posterior of a two-component mixture (Welling & Teh 2011, §5.1), compared with the exact posterior on a
+   grid.
+2. SGHMC in a double well with noisy gradients (Chen et al. 2014, fig. 1), compared with quadrature; and without
+   friction, which has a higher temperature.
+3. SGLD and cyclical SGLD on 25 Gaussians (Zhang et al. 2020, §5.1): the number of modes that they find.
 
-Writes mcmc_targets.csv, mcmc_targets.md and a figure of each target. Exit code 1 where a value misses its target.
+Writes mcmc_targets.csv, mcmc_targets.md and one figure per target. Exit code 1 if a value is outside its range.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Row:
-    """One number beside its exact value, where there is one; it holds where low <= value <= high."""
+    """One number and its exact value, if known; it holds if low <= value <= high."""
 
     target: str
     sampler: str
@@ -60,7 +61,7 @@ class Row:
 def sample(
     gradient: Gradient, dynamics: Dynamics, start: Tensor, steps: StepSizes, kept: Sequence[int], total: int, seed: int
 ) -> Chains:
-    """The product's chains, on a density given by its gradient."""
+    """The package's chains on a density that is given by its gradient."""
     seeds = [derive_seed(seed, "picture", i) for i in range(len(start))]
     zero = torch.zeros(len(start), dtype=start.dtype)
     return run_stochastic(
@@ -82,7 +83,7 @@ def sample(
 def mixture(seed: int, folder: Path) -> list[Row]:
     """θ₁ ~ N(0, 10), θ₂ ~ N(0, 1), x ~ ½ N(θ₁, 2) + ½ N(θ₁ + θ₂, 2) (variances); 100 points from θ = (0, 1).
 
-    Step sizes, and batches of one point, as published; 16 chains of 10⁵ steps each stand for one of 10⁶.
+    Step sizes and batches of one point as published; 16 chains of 10⁵ steps each replace one chain of 10⁶.
     """
     random = np.random.default_rng(0)
     second = random.random(100) >= 0.5
@@ -158,7 +159,7 @@ def double_well(seed: int, folder: Path) -> list[Row]:
     counter = itertools.count()
 
     def without_friction(state: ChainState, g: Tensor, step: float, temperature: float, z: Tensor) -> ChainState:
-        """Momentum drawn anew each 50 steps, and in between nothing against the gradient's noise."""
+        """New momentum every 50 steps; nothing counteracts the noise of the gradient in between."""
         if next(counter) % every == 0:
             state = replace(state, momentum=math.sqrt(step) * z)
         return hamiltonian(state, g, step, temperature, z, friction=0.0)
@@ -233,7 +234,7 @@ class ConstantThenPolynomial:
 def gaussians(seed: int, folder: Path) -> list[Row]:
     """Equal mixture of N(c, 0.03 I), c in {−4, −2, 0, 2, 4}²; gradient noise N(0, 1); 50,000 steps.
 
-    A mode counts as found with at least 100 draws within 0.25 of it. Steps are given there as α = ε/2. Five
+    A mode counts as found if at least 100 draws are within 0.25 of it. The paper states steps as α = ε/2. Five
     groups of four chains.
     """
     total, groups, size = 50_000, 5, 4

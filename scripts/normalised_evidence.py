@@ -1,12 +1,12 @@
-"""What the prior precision does to a batchnorm network's predictions, and what its evidence says of it.
+"""The effect of the prior precision on the predictions of a batchnorm network, and the evidence of each precision.
 
     python scripts/normalised_evidence.py [--data matern_1d,my_1d] [--out outputs/results] [--work outputs]
 
-Trains a batchnorm MLP with two hidden layers of 50 on one-dimensional data with a gap, and fits linearised Laplace
-with the full curvature under five prior precisions: five panels. The sixth shows the log evidence at the trained
-weights w* and at the tangent model's own optimum v* (Antorán et al. 2022) as functions of the precision, with the
-choice of each. A second table has the largest evidence under one precision and under one for each group of weights
-(each scale-invariant group, and the rest), with the biases in the basis and held at MAP.
+Trains a batchnorm MLP with two hidden layers of 50 on one-dimensional data with a gap, and fits linearised Laplace with
+the full curvature under five prior precisions: five panels. The sixth panel shows the log evidence at the trained
+weights w* and at the tangent model's own optimum v* (Antorán et al. 2022) as a function of the precision, and the
+precision that each selects. A second table has the largest evidence with a single precision and with one precision per
+group of weights (each scale-invariant group, and the rest), with the biases in the basis and held at MAP.
 
 Writes normalised_evidence_DATA.png for each data set, and the numbers as normalised_evidence.csv and .md, and
 normalised_evidence_choices.csv. Two minutes.
@@ -45,17 +45,17 @@ PRECISIONS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 CURVE = torch.logspace(-2, 4, 37, dtype=torch.float64).tolist()
 Where = Literal["network", "tangent"]
 PLACES: dict[Where, str] = {"network": "w*", "tangent": "v*"}
-SHOWS = """At v* the evidence is higher than at w*, and it chooses a larger precision. A precision for each group raises
-the evidence at w* most, where the weights of a scale-invariant group are as long as training has made them. `at bound`
-says that the evidence does not depend on some group, which then keeps the precision that the search began with: a bias
-before a normalisation has no effect at all. No number of these pictures was published; one seed.
+SHOWS = """At v* the evidence is higher than at w*, and it selects a larger precision. One precision per group raises
+the evidence most at w*, where training determines the norm of the weights of a scale-invariant group. `at bound` means
+that the evidence does not depend on some group, which then keeps its initial precision: a bias before a normalisation
+has no effect at all. No numbers were published for these figures; one seed.
 """
 HELD: dict[str, tuple[HeldKind, ...]] = {"in the basis": (), "held at MAP": ("bias",)}
 
 
 @dataclass(frozen=True)
 class Row:
-    """Log evidences in nats at one precision, and the test log-likelihood (nats a point) of its closed form."""
+    """Log evidences in nats at one precision, and the closed-form test log-likelihood (nats per point)."""
 
     data: str
     precision: float
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """The largest log evidence (nats) of a family of precisions, and what it predicts (nats a test point)."""
+    """The largest log evidence (nats) of a family of precisions, and its test log-likelihood (nats per point)."""
 
     data: str
     biases: str
@@ -86,7 +86,7 @@ class Choice:
 def fitted(
     task: Task, network: Network, where: Where, rule: HyperRule, hold: tuple[HeldKind, ...] = ()
 ) -> LinearisedLaplace:
-    schedule = Schedule(optimizer="adam", epochs=1, batch_size=1, lr=1.0)  # of training, which is over
+    schedule = Schedule(optimizer="adam", epochs=1, batch_size=1, lr=1.0)  # unused: training is finished
     method = Laplace(structure="full", mode=where, hold=hold)
     made = method.fit(task, [network], FitContext(seed=0, hyper=rule, schedule=schedule))
     assert isinstance(made, LinearisedLaplace)
@@ -104,9 +104,9 @@ def test_loglik(task: Task, posterior: LinearisedLaplace) -> float:
 
 
 def choices_of(data: str, task: Task, network: Network) -> list[Choice]:
-    """Both families, with the biases in and out of the basis, at w* and v*.
+    """Both families, with the biases in the basis and held at MAP, at w* and v*.
 
-    The search over the groups begins at the one precision chosen before: the evidence of several has many maxima.
+    The search over groups starts at the selected single precision, because the evidence of several has many maxima.
     """
     found = []
     for (biases, hold), where in product(HELD.items(), PLACES):
@@ -115,10 +115,10 @@ def choices_of(data: str, task: Task, network: Network) -> list[Choice]:
         several = fitted(task, begun, where, Evidence(family="groupwise"), hold)
         for family, made in (("isotropic", one), ("groupwise", several)):
             report = made.report.facts
-            chosen = set((report.get("prior_precisions") or {"": report["prior_precision"]}).values())
+            selected = set((report.get("prior_precisions") or {"": report["prior_precision"]}).values())
             size, evidence, status = report["weights_in_basis"], report["evidence_nats"], report["hyper_status"]
-            told = (size, len(chosen), min(chosen), max(chosen), evidence, status, test_loglik(task, made))
-            found.append(Choice(data, biases, family, PLACES[where], *told))
+            numbers = (size, len(selected), min(selected), max(selected), evidence, status, test_loglik(task, made))
+            found.append(Choice(data, biases, family, PLACES[where], *numbers))
     return found
 
 
@@ -131,7 +131,7 @@ def row(data: str, task: Task, network: Network, precision: float, of: str) -> R
 
 
 def bands(ax: Axes, task: Task, network: Network, shown: Row, grid: Tensor) -> None:
-    """Mean, and bands of two standard deviations without and with the noise, in the data's own units."""
+    """Mean and bands of two standard deviations, without and with noise, in the data's own units."""
     posterior = fitted(task, network, "network", Fixed(shown.precision))
     moments = posterior.moments(grid)
     scale, shift = float(task.target_scale), float(task.target_mean)
@@ -154,13 +154,13 @@ def bands(ax: Axes, task: Task, network: Network, shown: Row, grid: Tensor) -> N
 
 
 def curves(ax: Axes, curve: list[Row], choices: dict[Where, Row]) -> None:
-    """The two evidences, and where each is largest. Only the upper part, where a choice is made, is shown."""
+    """Both evidences and their maxima; only the part near the maxima is shown."""
     for i, (where, name) in enumerate(PLACES.items()):
         values = [r.evidence_at_w if where == "network" else r.evidence_at_v for r in curve]
         ax.plot([r.precision for r in curve], values, color=style.colour(i), lw=1.4, label=f"at {name}")
         best = choices[where]
         height = best.evidence_at_w if where == "network" else best.evidence_at_v
-        label = f"choice at {name}: {best.precision:.3g}"
+        label = f"largest at {name}: {best.precision:.3g}"
         ax.plot(best.precision, height, style.marker(i), color=style.colour(i), ms=7, ls="", label=label)
     ax.set_xscale("log")
     top = choices["tangent"].evidence_at_v
@@ -188,7 +188,7 @@ def table(rows: list[Row]) -> str:
 def choices_table(choices: list[Choice]) -> str:
     """Markdown."""
     lines = [
-        "| data | biases | precisions | at | weights | chosen | log evidence | search | test log-likelihood |",
+        "| data | biases | precisions | at | weights | selected | log evidence | search | test log-likelihood |",
         "|---|---|---|---|--:|--:|--:|---|--:|",
     ]
     for c in choices:
@@ -202,7 +202,7 @@ def choices_table(choices: list[Choice]) -> str:
 
 
 def trained(data: str, work: Path) -> tuple[Task, Network]:
-    """The network of a run of the product, in float64 on the CPU."""
+    """The network of a run, in float64 on the CPU."""
     words = [f"data={data}", "model=mlp_batchnorm", "model.hidden=[50,50]", "method=map"]
     words += ["schedule=adam", "schedule.epochs=500", "schedule.batch_size=128", "schedule.lr=0.01"]
     run = bnn_runner.run([*words, f"output_dir={work.resolve()}", "metric=[marginal]"])
@@ -218,7 +218,7 @@ def trained(data: str, work: Path) -> tuple[Task, Network]:
 
 
 def panels(data: str, task: Task, network: Network, path: Path) -> list[Row]:
-    """Draw the six panels; the rows of the five precisions and of the two choices."""
+    """Draw the six panels; returns the rows of the five precisions and of the two selected ones."""
     chosen = {where: fitted(task, network, where, Evidence()).report.facts["prior_precision"] for where in PLACES}
     choices = {
         where: row(data, task, network, p, f"largest evidence at {PLACES[where]}") for where, p in chosen.items()
@@ -245,7 +245,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="matern_1d,my_1d", help="one-dimensional regression sets")
     parser.add_argument("--out", type=Path, default=Path("outputs/results"))
-    parser.add_argument("--work", type=Path, default=Path("outputs"), help="where the run that trains is kept")
+    parser.add_argument("--work", type=Path, default=Path("outputs"), help="folder of the training run")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,12 @@
-"""Makes anew what the README shows: tables from the configuration, and the real output of its commands.
+"""Updates the generated parts of the README: tables from the configuration, and the output of its commands.
 
     python scripts/readme_outputs.py            the tables of choices and settings (a second)
-    python scripts/readme_outputs.py --check    change nothing; exit code 1 where a table is out of date
-    python scripts/readme_outputs.py --run      also the output of its commands, and its pictures (a minute; the
+    python scripts/readme_outputs.py --check    change nothing; exit code 1 if a table is out of date
+    python scripts/readme_outputs.py --run      also the output of its commands, and its figures (a minute; the
                                                 sweep on yacht needs BNN_DATA_DIR or the default data folder)
-    python scripts/readme_outputs.py --tests    also the closing line of pytest (minutes)
+    python scripts/readme_outputs.py --tests    also the last line of pytest (five minutes)
 
-Each generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. Pictures and tables go to
-outputs/results/.
+Each generated part is between `<!-- begin NAME -->` and `<!-- end NAME -->`. Figures and tables go to outputs/results/.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ BIN = Path(sys.executable).parent
 
 UCI = ("UCI regression, ", "UCI classification, ")
 
-# Of the default's output the README shows these lines, without the notes behind the column n.
+# The README shows these lines of the default run's output, without the notes after the column n.
 NOTE = re.compile(r"(?<=\d)  S/4 .*")
 SHOWN = re.compile(
     r"^(data|model)=|^log evidence|^  metric|^(fit|joint|calibration|out of)|^(cell|seconds) |bands\.png"
@@ -45,9 +44,9 @@ SHOWN = re.compile(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 where a table is out of date")
-    parser.add_argument("--run", action="store_true", help="also the output of the commands and the pictures")
-    parser.add_argument("--tests", action="store_true", help="also the closing line of pytest")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a table is out of date")
+    parser.add_argument("--run", action="store_true", help="also the output of the commands, and the figures")
+    parser.add_argument("--tests", action="store_true", help="also the last line of pytest")
     arguments = parser.parse_args()
     before = README.read_text(encoding="utf-8")
     parts = tables()
@@ -66,11 +65,11 @@ def main() -> int:
 
 
 def put(text: str, parts: dict[str, str]) -> str:
-    """`text` with each named part between its markers. Raises SystemExit for a marker that is not there."""
+    """`text` with each named part between its markers. Raises SystemExit if a marker is missing."""
     for name, content in parts.items():
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
         if text.count(begin) != 1 or text.count(end) != 1:
-            raise SystemExit(f"README.md needs {begin} and {end}, once each.")
+            raise SystemExit(f"README.md must have {begin} and {end}, once each.")
         head, rest = text.split(begin)
         text = f"{head}{begin}\n{content.strip()}\n{end}{rest.split(end)[1]}"
     return text
@@ -80,7 +79,7 @@ def put(text: str, parts: dict[str, str]) -> str:
 
 
 def tables() -> dict[str, str]:
-    """The parts that follow from the configuration alone."""
+    """The parts that depend on the configuration alone."""
     catalogue = Catalogue()
     settings = [f"| `{key}` | `{value}` | {meaning} |" for key, value, meaning in settings_lines(catalogue)]
     return {
@@ -95,14 +94,14 @@ def tables() -> dict[str, str]:
 
 
 def preset_table() -> str:
-    """What scripts/reproduce.py makes, with what it costs."""
+    """The presets of scripts/reproduce.py and what they cost."""
     presets = yaml.safe_load((ROOT / "scripts" / "presets.yaml").read_text(encoding="utf-8"))
     rows = [f"| `{p['name']}` | {p['what']} | {p['minutes']['small']} | {p['minutes']['paper']} |" for p in presets]
     return "\n".join(["| preset | | minutes of one core, small | paper's size |", "|---|---|--:|---|", *rows])
 
 
 def kept_table(name: str, *columns: str) -> str:
-    """These columns of the last table of outputs/results/<name>.md."""
+    """Some columns of the last table of outputs/results/<name>.md."""
     text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     lines = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[-1].splitlines()
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -111,14 +110,14 @@ def kept_table(name: str, *columns: str) -> str:
 
 
 def data_table(catalogue: Catalogue) -> str:
-    """A line each; the UCI sets share one for each kind."""
+    """One line per data set; the UCI sets of one kind share a line."""
     lines = {choice: catalogue.help_line("data", choice) for choice in catalogue.choices("data")}
     families = {prefix: {c: t for c, t in lines.items() if t.startswith(prefix)} for prefix in UCI}
     shared = {choice for family in families.values() for choice in family}
-    rows = [f"| `{choice}` | {told} |" for choice, told in lines.items() if choice not in shared]
+    rows = [f"| `{choice}` | {text} |" for choice, text in lines.items() if choice not in shared]
     for prefix, family in families.items():
-        names, told = ", ".join(f"`{c}`" for c in family), "; ".join(t.removeprefix(prefix) for t in family.values())
-        rows.append(f"| {names} | {prefix}in this order: {told} |")
+        names, texts = ", ".join(f"`{c}`" for c in family), "; ".join(t.removeprefix(prefix) for t in family.values())
+        rows.append(f"| {names} | {prefix}in this order: {texts} |")
     return "\n".join(["| `data=` | |", "|---|---|", *rows])
 
 
@@ -126,13 +125,13 @@ def other_choices(catalogue: Catalogue) -> str:
     lines = []
     for group in ("model", "prior", "hyper", "schedule", "augment", "metric", "logger"):
         named = [c for c in catalogue.choices(group) if c != "recommended"]
-        told = [f"`{c}`" if group == "metric" else f"`{c}` ({catalogue.help_line(group, c)})" for c in named]
-        lines.append(f"- `{group}=` {', '.join(told)}")
+        choices = [f"`{c}`" if group == "metric" else f"`{c}` ({catalogue.help_line(group, c)})" for c in named]
+        lines.append(f"- `{group}=` {', '.join(choices)}")
     return "\n".join(lines)
 
 
 def method_table(catalogue: Catalogue) -> str:
-    """Method choices, with what each gives as its class says it."""
+    """The methods, with the properties that their classes state."""
     head = "| `method=` | what it is | networks | structure, weights | draws | closed form | joint scores | evidence |"
     rows = [head, "|---|---|--:|---|---|---|---|---|"]
     for choice in catalogue.choices("method"):
@@ -143,7 +142,7 @@ def method_table(catalogue: Catalogue) -> str:
         joint = "exact" if method.finite else "by draws" if method.predictive == "draws" else "regression, exact"
         form = "–" if method.predictive == "draws" else "regression exact, classes probit"
         if number == 1 and not method.finite and getattr(method, "predict", "") == "draws":
-            form = "regression, beside the draws"
+            form = "regression, in addition to draws"
         cells = [
             f"`{choice}`",
             catalogue.help_line("method", choice),
@@ -162,7 +161,7 @@ def method_table(catalogue: Catalogue) -> str:
 
 
 def outputs() -> dict[str, str]:
-    """The README's commands run in an empty folder; pictures are kept in outputs/results/."""
+    """Output of the README's commands in an empty folder; figures are kept in outputs/results/."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -173,28 +172,30 @@ def outputs() -> dict[str, str]:
         run(folder, "bnn-run", "-m", "experiment=yacht_methods")
         report = run(folder, "bnn-report", "--name", "yacht")
         for path in (folder / "outputs" / "results").iterdir():
-            if path.suffix != ".html":  # the page is large, and all that it shows is in the other files
+            if path.suffix != ".html":  # the page is large, and the other files have all of its content
                 shutil.copy(path, RESULTS / path.name)
     rows = [line for line in report.splitlines() if line.startswith("|")]
     return {"first-run": f"```text\n{abbreviated(first)}\n```", "yacht": "\n".join(rows)}
 
 
 def run(folder: Path, program: str, *words: str) -> str:
-    """Standard output of a command of this environment. Raises SystemExit where it fails."""
+    """Standard output of a command of this environment. Raises SystemExit if it fails."""
     print(f"running {program} {' '.join(words)}", file=sys.stderr)
     done = subprocess.run([BIN / program, *words], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"{program} {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            f"{program} {' '.join(words)} failed with exit code {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
 def abbreviated(text: str) -> str:
-    """The lines that SHOWN matches, without the notes behind the column n."""
+    """The lines that SHOWN matches, without the notes after the column n."""
     return "\n".join(NOTE.sub("", line) for line in text.splitlines() if SHOWN.search(line))
 
 
 def closing_line() -> str:
-    """The last line of pytest in a fresh process."""
+    """The last line of plain pytest, in a new process."""
     environment = {**os.environ, "COLUMNS": "100"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"], cwd=ROOT, capture_output=True, text=True, env=environment, check=False
