@@ -34,7 +34,7 @@ def check_choice(config_dir: Path | str, group: str, choice: str, allow: Sequenc
     catalogue = Catalogue([config_dir])
     where = f"{group}/{choice}.yaml"
     require(choice in catalogue.groups.get(group, {}), f"{where} is missing in {config_dir}.")
-    require(len(catalogue.help_line(group, choice)) > 10, f"{where} must begin with a comment that says what it is.")
+    require(bool(catalogue.help_line(group, choice)), f"{where} must begin with a comment that says what it is.")
     headers = [p for p in catalogue.header_problems() if where in p.replace("\\", "/")]
     require(not headers, " ".join(headers))
     node = catalogue.load(group, choice)
