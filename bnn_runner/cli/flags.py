@@ -27,6 +27,7 @@ class CommandLine:
     config_dir: Path | None = None
     multirun: bool = False
     help: bool = False
+    topic: str | None = None
     version: bool = False
     shows_only: bool = False
 
@@ -51,6 +52,10 @@ def read_flags(argv: Sequence[str]) -> CommandLine:
                 words.pop(0)
         elif name in ("--help", "-h"):
             line.help = True
+            if equals:
+                line.topic = value
+            elif words and not words[0].startswith("-"):
+                line.topic = words.pop(0)
         elif name == "--version":
             line.version = True
         elif name in ("--info", "-i"):

@@ -1,77 +1,160 @@
-"""The help text of bnn-run, made from the YAML files' own comments. Imports neither Hydra nor torch."""
+"""The help texts of bnn-run, made from the YAML files' own comments. Imports neither Hydra nor torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from bnn_runner.config.groups import Catalogue
+from bnn_runner.config.groups import BLOCKS, RECOMMENDED, Catalogue, flatten
 from bnn_runner.config.overrides import to_text
+from bnn_runner.errors import UserError, did_you_mean
 
 _INTRO = """\
 bnn-run - run experiments with Bayesian neural networks
 
-Picks a data set, a model, an inference method, a training schedule and hyperparameter rules by name;
-trains, fits the posterior, scores marginal and joint log-likelihoods, and leaves tables and figures
-in outputs/. What a data set recommends is taken for everything that you do not choose.
+Choose a data set, a model, an inference method, a training schedule and hyperparameter rules by name. bnn-run trains,
+fits the posterior, computes marginal and joint log-likelihoods, and writes tables and figures to outputs/. Anything you
+don't set uses the data set's recommended value.
 
 Usage:
   bnn-run [GROUP=CHOICE ...] [KEY=VALUE ...] [-m] [--config-dir FOLDER]
+  bnn-run --help GROUP          one group in full, with what each key means: method, data, model, hyper, metric, ...
+  bnn-run --help GROUP=CHOICE   one choice
+  bnn-run --help settings       the settings that belong to no group
 
 Examples:
   bnn-run                                                      the default: seconds, no download
   bnn-run method=laplace_kfac data=mnist model=lenet           KFAC Laplace of LeNet on MNIST
-  bnn-run -m method=map,ensemble,laplace data=yacht seed=0,1,2   a sweep: nine runs; typed again it skips what is done
+  bnn-run -m method=map,ensemble,laplace data=yacht seed=0,1,2   a sweep of nine runs; run it again to resume
 """
 
 _OPTIONS = """\
 Options:
-  -m, --multirun       run every combination of values with commas
+  -m, --multirun       run every combination of comma-separated values
   --config-dir FOLDER  add your own choices: FOLDER/<group>/<choice>.yaml, with allow=[package] for your classes
   --cfg job            show the composed configuration and stop
   -h, --help           this text        --hydra-help  Hydra's own flags
   --version            the version
 
-Quote what has a meaning of its own (= , { } spaces) twice: 'data_dir="/mnt/a=1"'.
-After the runs: bnn-report makes the tables and figures over all of them, bnn-predict predicts for new data.
+Quote values that contain = , { } or spaces twice: 'data_dir="/mnt/a=1"'.
+Next: bnn-report makes tables and figures of all runs, bnn-predict predicts for new data.
 """
 
+_GROUPS = {
+    "data": "the data set",
+    "model": "the network",
+    "method": "the inference method",
+    "prior": "the prior used in training",
+    "hyper": "the rule that chooses the posterior's prior precision",
+    "schedule": "the optimiser and its learning rate",
+    "augment": "augmentation of training images",
+    "logger": "where finished runs are logged as well",
+    "metric": "scores; one run computes all of them, or those of metric=[a,b]",
+    "experiment": "a preset: choices, settings and often a sweep",
+    "debug": "a quick run that only tests whether everything works",
+}
 
-def help_text(config_dirs: Sequence[Path | str] = ()) -> str:
-    """The whole text: what it does, each group's choices with a line each, top-level keys, examples."""
+
+def help_text(config_dirs: Sequence[Path | str] = (), topic: str | None = None) -> str:
+    """The overview, or one `topic` in full: a group, a choice as GROUP=CHOICE, or settings.
+
+    Raises:
+        UserError: for an unknown topic.
+    """
     catalogue = Catalogue(config_dirs)
+    if topic is None:
+        return _overview(catalogue)
+    if topic == "settings":
+        return "\n".join(["Settings (KEY=VALUE; the default is shown):", *_setting_lines(catalogue)])
+    group, _, choice = topic.partition("=")
+    if group not in catalogue.groups:
+        topics = [*catalogue.groups, "settings"]
+        raise UserError(
+            f"--help has no topic {group!r}.{did_you_mean(group, topics)} Topics: {', '.join(sorted(topics))}."
+        )
+    if choice:
+        return "\n".join(_choice_lines(catalogue, group, choice, in_full=True))
+    lines = [f"{group}: {_GROUPS.get(group, 'your own group')}", ""]
+    for name in catalogue.choices(group):
+        lines += [*_choice_lines(catalogue, group, name), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _overview(catalogue: Catalogue) -> str:
     lines = [_INTRO, "Choices (GROUP=CHOICE; * is the default):"]
     order = [*catalogue.defaults, *(g for g in catalogue.groups if g not in catalogue.defaults)]
     for group in order:
         choices = catalogue.choices(group)
         if not choices:
             continue
-        multiple = " (one run: [a,b])" if group == "metric" else ""
-        lines.append(f"  {group}{multiple}")
+        lines.append(f"  {group}: {_GROUPS.get(group, 'your own group')}")
         width = max(16, *(len(c) for c in choices))
         for choice in choices:
             default = catalogue.defaults.get(group)
             star = "*" if choice == default or default == [] else " "
             lines.append(f"   {star}{choice:<{width}}  {catalogue.help_line(group, choice)}".rstrip())
-    lines += ["", "Settings (KEY=VALUE; the default is shown):"]
-    lines += [f"  {key + '=' + value:<27} {meaning}".rstrip() for key, value, meaning in settings_lines(catalogue)]
+    lines += ["", "Settings (KEY=VALUE; the default is shown):", *_setting_lines(catalogue)]
     return "\n".join([*lines, "", _OPTIONS])
 
 
+def _setting_lines(catalogue: Catalogue) -> list[str]:
+    return [f"  {key + '=' + value:<27} {meaning}".rstrip() for key, value, meaning in settings_lines(catalogue)]
+
+
 def settings_lines(catalogue: Catalogue) -> list[tuple[str, str, str]]:
-    """(key, default, meaning) of the top-level keys; the meaning is the comment behind the key in config.yaml."""
-    found = []
-    parent = ""
-    tree = catalogue.base | catalogue.shared
-    for line in (catalogue.dirs[0] / "config.yaml").read_text(encoding="utf-8").splitlines():
-        match = re.match(r"( *)([a-z_]+):(?:\s+([^#]+?))?\s*(?:#\s*(.*))?$", line)
+    """(key, default, meaning) of the top-level keys; the meaning is the comment after the key in config.yaml."""
+    tree = flatten(catalogue.base | catalogue.shared)
+    comments = key_comments(catalogue.dirs[0] / "config.yaml")
+    return [(key, to_text(tree[key]), comments[key]) for key in comments if key in tree]
+
+
+def _choice_lines(catalogue: Catalogue, group: str, choice: str, in_full: bool = False) -> list[str]:
+    """A choice with its keys; of a variant, unless it is shown `in_full`, only what differs from its base."""
+    tree = _keys(catalogue, group, choice)
+    base = catalogue.base_of(group, choice)
+    lines = [f"{choice}  {catalogue.help_line(group, choice)}"]
+    if choice == RECOMMENDED or not tree:
+        return lines
+    if base is not None and not in_full:
+        shown = {k: v for k, v in tree.items() if _keys(catalogue, group, base).get(k, ...) != v}
+        lines.append(f"    like {base}" + (", with" if shown else ""))
+    else:
+        shown = tree
+    meanings = _meanings(catalogue, group, choice)
+    prefix = "" if group in ("experiment", "debug") else f"metric.{choice}." if group == "metric" else f"{group}."
+    for key, value in shown.items():
+        lines.append(f"    {f'{prefix}{key}={to_text(value)}':<36} {meanings.get(key, '')}".rstrip())
+    return lines
+
+
+def _keys(catalogue: Catalogue, group: str, choice: str) -> dict[str, Any]:
+    """Dotted keys and defaults of a choice, without its class and the blocks that are no keys."""
+    tree = {k: v for k, v in catalogue.load(group, choice).items() if k not in ("hydra", "where")}
+    tree.pop(BLOCKS.get(group, ""), None)
+    return {k: v for k, v in flatten(tree).items() if k.rpartition(".")[2] != "_target_"}
+
+
+def _meanings(catalogue: Catalogue, group: str, choice: str) -> dict[str, str]:
+    """The comment after each key, from the choice's file or that of its base."""
+    base = catalogue.base_of(group, choice)
+    inherited = {} if base is None else _meanings(catalogue, group, base)
+    return inherited | {k: m for k, m in key_comments(catalogue.groups[group][choice]).items() if m}
+
+
+def key_comments(path: Path) -> dict[str, str]:
+    """Dotted key -> the comment after it, of the keys of a YAML file with a value on their own line."""
+    found: dict[str, str] = {}
+    parents: list[tuple[int, str]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        match = re.match(r"( *)([A-Za-z_][\w.]*):(?:\s+([^#\s][^#]*?))?\s*(?:#\s*(.*))?$", line)
         if match is None:
             continue
         indent, key, value, comment = match.groups()
-        parent = parent if indent else key
-        if parent not in tree or value is None:
-            continue
-        shown = value.strip() if not indent else to_text(tree[parent][key])
-        found.append((f"{parent}.{key}" if indent else key, shown, comment or ""))
+        parents = [(depth, name) for depth, name in parents if depth < len(indent)]
+        if value is None:
+            parents.append((len(indent), key))
+        else:
+            found[".".join([*(name for _, name in parents), key])] = comment or ""
     return found

@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
         if line.help:
             from bnn_runner.cli.help import help_text
 
-            print(help_text(line.config_dirs))
+            print(help_text(line.config_dirs, line.topic))
             return OK
         checked = check(line.overrides, line.config_dirs, line.multirun)
         if checked.tree["plan_only"] and not line.multirun:

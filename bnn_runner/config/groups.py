@@ -152,6 +152,12 @@ class Catalogue:
                 tree = merge(tree, self.load(group, base))
         return tree if placed else merge(tree, body)
 
+    def base_of(self, group: str, choice: str) -> str | None:
+        """The choice of the same group that this one inherits from; None for one that stands alone."""
+        entries = self._read(self.groups[group][choice]).get("defaults") or []
+        bases = [e for e in entries if isinstance(e, str) and e not in ("_self_", choice) and e in self.groups[group]]
+        return bases[-1] if bases else None
+
     def group_overrides(self, group: str, choice: str) -> dict[str, Any]:
         """Group -> choice that an experiment's defaults list sets (`- override /data: yacht`)."""
         found: dict[str, Any] = {}
