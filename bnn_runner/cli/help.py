@@ -69,6 +69,8 @@ def help_text(config_dirs: Sequence[Path | str] = (), topic: str | None = None) 
     if topic == "settings":
         return "\n".join(["Settings (KEY=VALUE; the default is shown):", *_setting_lines(catalogue)])
     group, _, choice = topic.partition("=")
+    if choice and group in catalogue.groups and (problem := catalogue.problem_with(group, choice)):
+        raise UserError(problem)
     if group not in catalogue.groups:
         topics = [*catalogue.groups, "settings"]
         raise UserError(
@@ -112,34 +114,34 @@ def settings_lines(catalogue: Catalogue) -> list[tuple[str, str, str]]:
 
 def _choice_lines(catalogue: Catalogue, group: str, choice: str, in_full: bool = False) -> list[str]:
     """A choice with its keys; of a variant, unless it is shown `in_full`, only what differs from its base."""
-    tree = _keys(catalogue, group, choice)
+    tree = choice_keys(catalogue, group, choice)
     base = catalogue.base_of(group, choice)
     lines = [f"{choice}  {catalogue.help_line(group, choice)}"]
     if choice == RECOMMENDED or not tree:
         return lines
     if base is not None and not in_full:
-        shown = {k: v for k, v in tree.items() if _keys(catalogue, group, base).get(k, ...) != v}
+        shown = {k: v for k, v in tree.items() if choice_keys(catalogue, group, base).get(k, ...) != v}
         lines.append(f"    like {base}" + (", with" if shown else ""))
     else:
         shown = tree
-    meanings = _meanings(catalogue, group, choice)
+    explained = meanings(catalogue, group, choice)
     prefix = "" if group in ("experiment", "debug") else f"metric.{choice}." if group == "metric" else f"{group}."
     for key, value in shown.items():
-        lines.append(f"    {f'{prefix}{key}={to_text(value)}':<36} {meanings.get(key, '')}".rstrip())
+        lines.append(f"    {f'{prefix}{key}={to_text(value)}':<36} {explained.get(key, '')}".rstrip())
     return lines
 
 
-def _keys(catalogue: Catalogue, group: str, choice: str) -> dict[str, Any]:
+def choice_keys(catalogue: Catalogue, group: str, choice: str) -> dict[str, Any]:
     """Dotted keys and defaults of a choice, without its class and the blocks that are no keys."""
     tree = {k: v for k, v in catalogue.load(group, choice).items() if k not in ("hydra", "where")}
     tree.pop(BLOCKS.get(group, ""), None)
     return {k: v for k, v in flatten(tree).items() if k.rpartition(".")[2] != "_target_"}
 
 
-def _meanings(catalogue: Catalogue, group: str, choice: str) -> dict[str, str]:
+def meanings(catalogue: Catalogue, group: str, choice: str) -> dict[str, str]:
     """The comment after each key, from the choice's file or that of its base."""
     base = catalogue.base_of(group, choice)
-    inherited = {} if base is None else _meanings(catalogue, group, base)
+    inherited = {} if base is None else meanings(catalogue, group, base)
     return inherited | {k: m for k, m in key_comments(catalogue.groups[group][choice]).items() if m}
 
 

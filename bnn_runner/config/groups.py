@@ -155,7 +155,8 @@ class Catalogue:
     def base_of(self, group: str, choice: str) -> str | None:
         """The choice of the same group that this one inherits from; None for one that stands alone."""
         entries = self._read(self.groups[group][choice]).get("defaults") or []
-        bases = [e for e in entries if isinstance(e, str) and e not in ("_self_", choice) and e in self.groups[group]]
+        names = [e.partition("@")[0] for e in entries if isinstance(e, str)]
+        bases = [name for name in names if name not in ("_self_", choice) and name in self.groups[group]]
         return bases[-1] if bases else None
 
     def group_overrides(self, group: str, choice: str) -> dict[str, Any]:
