@@ -66,6 +66,7 @@ class Preset:
         after: Command line of a program that works on the newest run.
         keep: Glob pattern of the files that `after` writes into the run; they are kept with the table.
         shows: What the small size does and does not show, with the reason for every miss.
+        files: Glob pattern of kept files whose names do not start with the preset's.
         check: Columns of the kept table, each with the relative difference that another machine may show.
     """
 
@@ -80,6 +81,7 @@ class Preset:
     after: str = ""
     keep: str = ""
     shows: str = ""
+    files: str = ""
     check: Mapping[str, float] | None = None
 
 
@@ -362,6 +364,10 @@ def main() -> int:
             pool.shutdown(wait=True, cancel_futures=True)
             print("interrupted; the same command resumes", file=sys.stderr)
             return 130
+    if place.results == RESULTS:
+        from results_index import update  # next to this file
+
+        update(RESULTS)
     print(f"{len(chosen)} presets: {(time.perf_counter() - begun) / 60:.1f} min")
     return code
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +15,7 @@ from bnn_runner.config.validate import Checked, check
 from bnn_runner.config.where_rules import SIZES, has_size
 from bnn_runner.experiment import load_experiment
 from tests.choices import choices
+from tests.scripts.loading import script
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = choices("experiment")
@@ -72,15 +70,6 @@ def test_presets_name_what_is_there() -> None:
         if "script" in preset:
             assert (ROOT / "scripts" / preset["script"].split()[0]).is_file()
         assert isinstance(preset["minutes"]["small"], int), preset["name"]
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / "scripts" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_table_made_anew_is_compared_with_the_kept_one(tmp_path: Path) -> None:
