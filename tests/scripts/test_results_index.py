@@ -21,7 +21,7 @@ def test_the_index_is_up_to_date_and_complete() -> None:
     assert len(kept) > 90
     assert sorted(re.findall(r"\]\(([^)/]+)\)", text)) == kept
     assert sorted(re.findall(r'<img src="([^"]+)"', text)) == [name for name in kept if name.endswith(".png")]
-    for command in re.findall(r"^`python (\S+)", text, re.MULTILINE):
+    for command in re.findall(r"^`python ([^ `]+)", text, re.MULTILINE):
         assert (SCRIPTS.parent / command).is_file(), command
 
 
