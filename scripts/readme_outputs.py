@@ -1,4 +1,4 @@
-"""Updates the generated parts of the README: tables from the configuration, and the output of its commands.
+"""Updates the generated parts of the README files: tables from the configuration, and the output of commands.
 
     python scripts/readme_outputs.py            the tables of choices and settings (a second)
     python scripts/readme_outputs.py --check    change nothing; exit code 1 if a table is out of date
@@ -21,14 +21,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bnn_runner.cli.help import settings_lines
 from bnn_runner.config.groups import BLOCKS, Catalogue
 from bnn_runner.experiment import build
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+READMES = [ROOT / "README.md", ROOT / "conf" / "README.md"]
 RESULTS = ROOT / "outputs" / "results"
 BIN = Path(sys.executable).parent
 
@@ -37,7 +35,7 @@ UCI = ("UCI regression, ", "UCI classification, ")
 # The README shows these lines of the default run's output, without the notes after the column n.
 NOTE = re.compile(r"(?<=\d)  S/4 .*")
 SHOWN = re.compile(
-    r"^(data|model)=|^log evidence|^  metric|^(fit|joint|calibration|out of)|^(cell|seconds) |bands\.png"
+    r"^(data|model)=|^log evidence|^  metric|^(fit|joint|calibration|out of)|^cell |bands\.png"
     r"|^  (marginal_loglik ↑|rmse|joint_loglik tau=10|dyadic_loglik kappa=2 |coverage_90|ood_auroc \(ood/gap)"
 )
 
@@ -48,31 +46,37 @@ def main() -> int:
     parser.add_argument("--run", action="store_true", help="also the output of the commands, and the figures")
     parser.add_argument("--tests", action="store_true", help="also the last line of pytest")
     arguments = parser.parse_args()
-    before = README.read_text(encoding="utf-8")
     parts = tables()
     if arguments.run:
         parts |= outputs()
     if arguments.tests:
         parts["tests"] = closing_line()
-    after = put(before, parts)
+    changed = []
+    for path, after in put(parts).items():
+        if after != path.read_text(encoding="utf-8"):
+            changed.append(str(path.relative_to(ROOT)))
+            if not arguments.check:
+                path.write_text(after, encoding="utf-8")
+    listed = ", ".join(changed)
     if arguments.check:
-        if after != before:
-            print("README.md is out of date. Run: python scripts/readme_outputs.py", file=sys.stderr)
-        return int(after != before)
-    README.write_text(after, encoding="utf-8")
-    print(f"README.md: {', '.join(parts)}{'' if after != before else ' (nothing changed)'}")
+        if changed:
+            print(f"Out of date: {listed}. Run: python scripts/readme_outputs.py", file=sys.stderr)
+        return int(bool(changed))
+    print(f"updated {listed or 'nothing'} ({', '.join(parts)})")
     return 0
 
 
-def put(text: str, parts: dict[str, str]) -> str:
-    """`text` with each named part between its markers. Raises SystemExit if a marker is missing."""
+def put(parts: dict[str, str]) -> dict[Path, str]:
+    """Every README with the named parts between their markers. Raises SystemExit if a marker is missing or twice."""
+    texts = {path: path.read_text(encoding="utf-8") for path in READMES}
     for name, content in parts.items():
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise SystemExit(f"README.md must have {begin} and {end}, once each.")
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n{content.strip()}\n{end}{rest.split(end)[1]}"
-    return text
+        holders = [path for path, text in texts.items() if begin in text]
+        if len(holders) != 1 or any(texts[holders[0]].count(mark) != 1 for mark in (begin, end)):
+            raise SystemExit(f"One README must have {begin} and {end}, once each.")
+        head, rest = texts[holders[0]].split(begin)
+        texts[holders[0]] = f"{head}{begin}\n{content.strip()}\n{end}{rest.split(end)[1]}"
+    return texts
 
 
 # ------------------------------------------------------------------------------------- tables
@@ -87,26 +91,57 @@ def tables() -> dict[str, str]:
         "methods": method_table(catalogue),
         "others": other_choices(catalogue),
         "settings": "\n".join(["| key | default | meaning |", "|---|---|---|", *settings]),
-        "presets": preset_table(),
-        "ensembles": kept_table("uci_ensemble", "data", "quantity", "ours", "published", "n", "verdict", "source"),
-        "gap": kept_table("gap_methods", "method", "W1, all points", "in the gap", "sd / HMC's, gap", "R-hat", "note"),
+        "ensembles": kept_table(
+            "uci_ensemble", "marginal_loglik", "data", "quantity", "ours", "published", "n", "verdict", "source"
+        ),
+        "families": family_table(catalogue),
+        "counts": counts(catalogue),
     }
 
 
-def preset_table() -> str:
-    """The presets of scripts/reproduce.py and what they cost."""
-    presets = yaml.safe_load((ROOT / "scripts" / "presets.yaml").read_text(encoding="utf-8"))
-    rows = [f"| `{p['name']}` | {p['what']} | {p['minutes']['small']} | {p['minutes']['paper']} |" for p in presets]
-    return "\n".join(["| preset | | minutes of one core, small | paper's size |", "|---|---|--:|---|", *rows])
+FAMILIES = {
+    "Point estimate, deep ensembles": ("map", "ensemble"),
+    "Linearised Laplace, by curvature": ("laplace",),
+    "Linearised Laplace, large networks": ("laplace_sampled", "laplace_functional", "laplace_subnetwork"),
+    "Mixtures of Laplace": ("ensemble_laplace",),
+    "Variational inference": ("bbb",),
+    "Dropout": ("mc_dropout", "concrete_dropout"),
+    "SWAG": ("swag",),
+    "MCMC with mini-batches": ("sgmcmc",),
+    "Hamiltonian Monte Carlo": ("hmc",),
+}
+"""Families of methods, by the modules of their classes."""
 
 
-def kept_table(name: str, *columns: str) -> str:
-    """Some columns of the last table of outputs/results/<name>.md."""
+def family_table(catalogue: Catalogue) -> str:
+    """The methods in one table, a family a row. Raises SystemExit for a method without a family."""
+    modules = {c: catalogue.load("method", c)["_target_"].split(".")[-2] for c in catalogue.choices("method")}
+    homeless = [choice for choice, module in modules.items() if not any(module in f for f in FAMILIES.values())]
+    if homeless:
+        raise SystemExit(f"FAMILIES must name the modules of {', '.join(homeless)}.")
+    rows = ["| family | `method=` |", "|---|---|"]
+    for family, members in FAMILIES.items():
+        names = [f"`{choice}`" for module in members for choice in modules if modules[choice] == module]
+        rows.append(f"| {family} | {', '.join(names)} |")
+    return "\n".join(rows)
+
+
+def counts(catalogue: Catalogue) -> str:
+    """How many choices the larger groups have."""
+    words = {"data": "data sets", "model": "architectures", "hyper": "hyperparameter rules", "metric": "metrics"}
+    listed = [f"{len([c for c in catalogue.choices(g) if c != 'recommended'])} {word}" for g, word in words.items()]
+    presets = len(catalogue.choices("experiment"))
+    return f"There are {', '.join(listed)} and {presets} experiment presets."
+
+
+def kept_table(name: str, quantity: str, *columns: str) -> str:
+    """Some columns of the last table of outputs/results/<name>.md, the rows of one quantity."""
     text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     lines = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[-1].splitlines()
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     kept = [table[0].index(column) for column in columns]
-    return "\n".join(f"| {' | '.join(row[i] for i in kept)} |" for row in table)
+    rows = [*table[:2], *(row for row in table[2:] if quantity in row)]
+    return "\n".join(f"| {' | '.join(row[i] for i in kept)} |" for row in rows)
 
 
 def data_table(catalogue: Catalogue) -> str:
