@@ -21,15 +21,16 @@ import torch
 from laplace_benchmark_bounds import BOUNDS
 from torch import Tensor, nn
 
-from bnn_runner.base import Network
+from bnn_runner.base import FitReport, Network
 from bnn_runner.curvature.base import Curvature
-from bnn_runner.curvature.blocks import BlockCurvature
+from bnn_runner.curvature.block_curvature import BlockCurvature
 from bnn_runner.curvature.full import FullCurvature, fit_full
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature
 from bnn_runner.curvature.parameter_subset import last_layer_names
 from bnn_runner.curvature.psd import Repairs
-from bnn_runner.curvature.structures import Fit, Structure
+from bnn_runner.curvature.structures import Structure, fit_structure
+from bnn_runner.curvature.training_passes import TrainingPasses
 from bnn_runner.evaluation.closed_form import probit_log_probs, variances
 from bnn_runner.laplace.evidence import log_evidence, log_likelihood
 from bnn_runner.laplace.posterior import LinearisedLaplace
@@ -116,14 +117,16 @@ def _fit(problem: Problem, structure: Structure, last_layer: bool = False) -> tu
     """What `Laplace.fit` does for the curvature."""
     with true_float32(), torch.no_grad():
         jacobians = _jacobians(problem, last_layer)
-        fit = Fit(problem.task(), jacobians, OutputCurvature(), "expand", False, Repairs(), lambda *_: None)
-        return jacobians, fit(structure)
+        passes = TrainingPasses(
+            problem.task(), jacobians, OutputCurvature(), "expand", False, Repairs(), lambda *_: None
+        )
+        return jacobians, fit_structure(structure, passes)
 
 
 def _our_posterior(problem: Problem, structure: Structure) -> LinearisedLaplace:
     jacobians, curvature = _fit(problem, structure)
     gaussian = curvature.gaussian(torch.full((len(curvature.groups),), PRECISION, dtype=torch.float64))
-    return LinearisedLaplace(jacobians, gaussian, problem.network().likelihood, {}, {})
+    return LinearisedLaplace(jacobians, gaussian, problem.network().likelihood, FitReport(), {})
 
 
 def _our_fit(problem: Problem, structure: Structure, last_layer: bool = False) -> Run:
@@ -142,9 +145,11 @@ def _our_matrix(problem: Problem) -> Run:
     def run() -> FullCurvature:
         with true_float32(), torch.no_grad():
             jacobians = _jacobians(problem)
-            fit = Fit(problem.task(), jacobians, OutputCurvature(), "expand", False, Repairs(), lambda *_: None)
+            passes = TrainingPasses(
+                problem.task(), jacobians, OutputCurvature(), "expand", False, Repairs(), lambda *_: None
+            )
             rows = sum(jacobians.sizes().values())
-            return fit_full(jacobians, fit.batches(), rows, Repairs())
+            return fit_full(jacobians, passes.batches(), rows, Repairs())
 
     return run
 

@@ -174,7 +174,7 @@ def test_a_planted_import_is_found(copy: Path, module: str, line: str, edge: tup
 
 def test_a_planted_circle_and_a_planted_package_are_found(copy: Path) -> None:
     path = copy / "curvature" / "psd.py"
-    path.write_text(path.read_text(encoding="utf-8") + "from bnn_runner.curvature.blocks import Block\n")
+    path.write_text(path.read_text(encoding="utf-8") + "from bnn_runner.curvature.full import side\n")
     assert "curvature.psd" in circles(copy)
     (copy / "attic").mkdir()
     (copy / "attic" / "__init__.py").touch()

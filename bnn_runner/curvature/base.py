@@ -5,7 +5,7 @@ Letters: P weights of the basis, T groups of them, S draws, B points, C directio
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -14,7 +14,10 @@ from bnn_runner.curvature.jacobians import BatchJacobians
 
 
 class WeightGaussian(Protocol):
-    """N(0, Σ) over the P weights of the basis."""
+    """N(0, Σ) over the P weights of the basis.
+
+    A class attribute `uses_factors = True` says that no method forms the dense Jacobian of a whole batch.
+    """
 
     def sample(self, seed: int, start: int, stop: int) -> Tensor:
         """Draws `start` to `stop`, [S, P]; draw s depends on (seed, s) alone."""
@@ -36,7 +39,11 @@ class WeightGaussian(Protocol):
 class Curvature(Protocol):
     """A fitted curvature H whose T groups of weights have one prior precision each, Λ = diag(λ_g).
 
-    `precisions` are [T] (one a group) or [1] (the same for all).
+    `precisions` are [T] (one a group) or [1] (the same for all). A class attribute `preconditions = True` says that
+    products with (H + Λ)⁻¹ are exact and cheap: the search of the tangent model's optimum then uses them. A diagonal
+    H has its diagonal [P] as `diagonal` (None elsewhere), and takes precisions [P] too. Sampled effective
+    dimensions have a method `dimension_samples` (see `PrecisionProblem`). For `scaled_by_diagonal` see
+    `diagonal_scaling`.
     """
 
     @property
@@ -52,4 +59,13 @@ class Curvature(Protocol):
 
     def gaussian(self, precisions: Tensor) -> WeightGaussian:
         """N(0, (H + Λ)⁻¹)."""
+        ...
+
+
+@runtime_checkable
+class Approximation(Protocol):
+    """A curvature that drops part of H and knows how much."""
+
+    def dropped(self, precisions: Tensor) -> tuple[dict[str, Any], list[str]]:
+        """What is dropped: facts for the row, and notes for a reader."""
         ...

@@ -13,13 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.curvature.blocks import (
-    Block,
-    BlockCurvature,
-    DiagonalBlock,
-    FullBlock,
-    KroneckerBlock,
-)
+from bnn_runner.curvature.block_curvature import BlockCurvature
+from bnn_runner.curvature.blocks import Block, DiagonalBlock, FullBlock, KroneckerBlock
 from bnn_runner.curvature.conv_patches import Patches
 from bnn_runner.curvature.groups import Group, each_layer, each_tensor, with_joint_biases
 from bnn_runner.curvature.jacobian_forms import OuterProductJacobian, TensorJacobian

@@ -9,16 +9,18 @@ comes out negative by cancellation; where s is small enough for that to cost no 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bnn_runner.curvature.blocks import outer
+from bnn_runner.curvature.diagonal_scaling import DiagonalScaling, information_per_point, inverse_root
 from bnn_runner.curvature.groups import Group, each_tensor
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.layer_pairs import PairSums, pays, pieces_of
 from bnn_runner.curvature.psd import Repairs, add_gram, checked, cholesky, eigh, gram, log_det, mirrored, wide
+from bnn_runner.curvature.weighted_gram import outer
 from bnn_runner.rng import generator
 from bnn_runner.runtime.memory import memory_limit
 
@@ -94,6 +96,7 @@ class FullCurvature:
     sizes: dict[str, int]
     dtype: torch.dtype
     repairs: Repairs
+    preconditions: ClassVar[bool] = True
     _spectrum: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     _isotropic: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     _grams: Tensor | None = field(default=None, repr=False)
@@ -185,6 +188,46 @@ class FullCurvature:
         else:
             values, vectors = self._eigen(scale)
         return FullGaussian(scale, values, vectors, self.dtype)
+
+    def scaled_by_diagonal(self, num_points: int, repairs: Repairs) -> DiagonalScaling:
+        if self.gram is not None:
+            diagonal = self.gram.diagonal()
+        else:
+            assert self.rows is not None
+            diagonal = self.rows.square().sum(0)
+        parts = diagonal.split(list(self.sizes.values()))
+        shape = torch.cat([information_per_point(part, num_points) for part in parts])
+        root = inverse_root(shape)
+        scaled = FullCurvature(
+            None if self.rows is None else self.rows * root,
+            None if self.gram is None else root[:, None] * self.gram * root,
+            self.sizes,
+            self.dtype,
+            self.repairs,
+        )
+        return DiagonalScaling(ScaledFull(scaled, root), shape)
+
+
+@dataclass
+class ScaledFull:
+    """`inner` is the full curvature of the scaled weights, `root` [P] is D."""
+
+    inner: FullCurvature
+    root: Tensor
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.inner.groups
+
+    def log_det_ratio(self, precisions: Tensor) -> Tensor:
+        return self.inner.log_det_ratio(precisions)
+
+    def effective_dimensions(self, precisions: Tensor) -> Tensor:
+        return self.inner.effective_dimensions(precisions)
+
+    def gaussian(self, precisions: Tensor) -> FullGaussian:
+        gaussian = self.inner.gaussian(precisions)
+        return replace(gaussian, scale=gaussian.scale * self.root)
 
 
 def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: int, repairs: Repairs) -> FullCurvature:

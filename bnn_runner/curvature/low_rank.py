@@ -62,8 +62,8 @@ class LowRankCurvature:
     def gaussian(self, precisions: Tensor) -> FullGaussian:
         return self.inner.gaussian(precisions)
 
-    def facts(self, precisions: Tensor) -> tuple[dict[str, Any], list[str]]:
-        """What is dropped, for the row, and what a reader should be told of it; precisions as H has them."""
+    def dropped(self, precisions: Tensor) -> tuple[dict[str, Any], list[str]]:
+        """What is dropped: facts for the row, and notes for a reader; precisions as H has them."""
         assert self.inner.rows is not None
         kept = float(self.inner.rows.square().sum())
         dropped = max(0.0, self.trace - kept)

@@ -82,8 +82,7 @@ def misfits(rule: TrainingRule, choice: str, method: Method, name: str) -> list[
             f"hyper={choice} takes the evidence of the network while it is trained, and method={name} trains a "
             "network whose layers are noisy, which has no such evidence. Use hyper=fixed, or another method."
         )
-    joint = getattr(method, "structure", None) == "block" or getattr(method, "bias", None) == "joint"
-    if joint and getattr(rule, "family", "isotropic") != "isotropic":
+    if getattr(method, "ties_tensors", False) and getattr(rule, "family", "isotropic") != "isotropic":
         problems.append(
             f"hyper={choice} gives each parameter tensor its own precision in training, and method={name} has one "
             "block for the weight and the bias of a layer. Use hyper.family=isotropic, or method.structure=kfac with "

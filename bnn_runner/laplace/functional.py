@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from bnn_runner.base import Likelihood, Network
-from bnn_runner.curvature.blocks import outer
 from bnn_runner.curvature.full import FullCurvature, FullGaussian
 from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.groups import Group, each_tensor
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.psd import Repairs, cholesky, eigh, wide
+from bnn_runner.curvature.weighted_gram import outer
 from bnn_runner.laplace.sampled import whitening
 from bnn_runner.laplace.solvers import Whitened
 from bnn_runner.rng import generator

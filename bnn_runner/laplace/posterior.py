@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bnn_runner.base import FitReport, Likelihood, Moments
 from bnn_runner.curvature.base import WeightGaussian
-from bnn_runner.curvature.blocks import BlockGaussian
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.psd import wide
 from bnn_runner.posteriors.networks import NetworkDraws
@@ -195,8 +194,8 @@ class LinearisedLaplace:
 
     def _moments(self, x: Tensor) -> Moments:
         means, covariances = [], []
-        # Blocks make the dense Jacobian of a layer a few points at a time; the others need it of the whole batch.
-        use: Literal["any", "factors"] = "factors" if isinstance(self.gaussian, BlockGaussian) else "any"
+        # Blocks form the dense Jacobian of a layer a few points at a time; the others need it of the whole batch.
+        use: Literal["any", "factors"] = "factors" if getattr(self.gaussian, "uses_factors", False) else "any"
         with torch.no_grad():
             num_outputs = int(self.jacobians.network(x[:1]).shape[-1])
             for piece in x.split(self.jacobians.batch_size(num_outputs, use=use)):

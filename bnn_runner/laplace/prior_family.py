@@ -17,6 +17,7 @@ from bnn_runner.curvature.base import Curvature
 from bnn_runner.curvature.groups import Group
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.psd import Repairs
+from bnn_runner.curvature.structures import supporting, supports
 from bnn_runner.errors import RunFailed
 from bnn_runner.hyper.tied_precisions import family_of
 from bnn_runner.laplace.evidence import LogEvidence
@@ -33,21 +34,22 @@ def noise_of(rule: HyperRule | None) -> str:
     return str(getattr(rule, "noise", "trained"))
 
 
+_WHY = {
+    "parameter": "Only under a diagonal curvature has the best precision of each weight a closed form; otherwise every "
+    "step would factorise the whole curvature. ",
+    "g": "Scaled by its own diagonal, this curvature keeps neither its eigenbasis nor its form. ",
+}
+"""Why most structures do not support a family."""
+
+
 def family_problems(structure: str, curvature: str, spec: TaskSpec, rule: HyperRule) -> list[str]:
     """Why these do not go together (empty when they do)."""
     problems = []
     family = family_of(rule)
-    if family == "parameter" and structure != "diag":
+    if not supports(structure, family):
         problems.append(
-            f"hyper.family=parameter does not fit method.structure={structure}. Under a diagonal curvature the best "
-            "precision of each weight is a closed form; under any other one they share no eigenbasis, and each step "
-            "would factorise the whole curvature. Use method.structure=diag (method=laplace_diag), or "
-            "hyper.family=layerwise."
-        )
-    if family == "g" and structure in ("ekfac", "low_rank"):
-        problems.append(
-            f"hyper.family=g does not fit method.structure={structure}: scaled by its own diagonal it keeps neither "
-            "its eigenbasis nor its form. Use method.structure=full, block, kfac or diag, or another hyper.family."
+            f"method.structure={structure} does not support hyper.family={family}. {_WHY.get(family, '')}"
+            f"Use method.structure={supporting(family)}, or another hyper.family."
         )
     if noise_of(rule) == "evidence":
         if spec.kind == "classification":

@@ -8,20 +8,23 @@ Draw s is the z that minimises ½‖RᵀJ z − ε_s‖² + ½‖z − θ_s‖²
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from bnn_runner.curvature.diagonal_scaling import DiagonalScaling, information_per_point, inverse_root
 from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.groups import Group, each_tensor
 from bnn_runner.curvature.jacobians import BatchJacobians
-from bnn_runner.curvature.psd import wide
+from bnn_runner.curvature.psd import Repairs, wide
 from bnn_runner.laplace.log_det import Spectrum
 from bnn_runner.laplace.solvers import Right, Solution, Solver, Whitened
 from bnn_runner.rng import generator
 from bnn_runner.runtime.torch_state import true_float32
 
+PROBES = 4
+"""A point, of the diagonal of a curvature that is known by its products alone."""
 KEPT_FLOATS = 2**27
 """Numbers of solved draws that are kept for the next call."""
 
@@ -206,6 +209,16 @@ class SampledCurvature:
     def gaussian(self, precisions: Tensor) -> SampledGaussian:
         key, moments_from = self._key(precisions), (self.seed, self.samples)
         return SampledGaussian(self.rows, self.solver, key, moments_from, self.dtype, self.root)
+
+    def scaled_by_diagonal(self, num_points: int, repairs: Repairs) -> DiagonalScaling:
+        """With the diagonal exact where the rows are kept, else probed in one pass."""
+        parts = self.rows.diagonal(PROBES, self.seed).split(list(self.rows.jacobians.sizes().values()))
+        shape = torch.cat([information_per_point(part, num_points) for part in parts])
+        root, spectrum = inverse_root(shape), self.spectrum
+        if spectrum is not None:
+            spectrum = replace(spectrum, root=root, _isotropic=None)
+        scaled = replace(self, spectrum=spectrum, root=root, solutions={}, _blocks=[], _found={})
+        return DiagonalScaling(scaled, shape)
 
     def facts(self, precisions: Tensor) -> Mapping[str, float]:
         """Largest error bound and relative residual of the samples at these precisions."""

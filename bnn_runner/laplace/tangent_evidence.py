@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from bnn_runner.curvature.base import Curvature
-from bnn_runner.curvature.full import FullCurvature
 from bnn_runner.curvature.psd import wide
 from bnn_runner.laplace.evidence import log_evidence
 from bnn_runner.laplace.prior_diagonal import PriorShape
@@ -71,5 +70,5 @@ class EvidenceAtOptimum:
     def _searched(self, precisions: Tensor) -> TangentOptimum:
         diagonal = self.prior.diagonal(precisions).to(self.tangent.centre)
         left = max(self.max_passes - self.passes, 1)
-        guess = self.curvature.gaussian(precisions) if isinstance(self.curvature, FullCurvature) else None
+        guess = self.curvature.gaussian(precisions) if getattr(self.curvature, "preconditions", False) else None
         return self.tangent.optimum(diagonal, self._start, self.tolerance, left, guess)

@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Literal
 
 from bnn_runner.base import Choice, Network, PrecisionProblem
 from bnn_runner.curvature.output_curvature import OutputCurvatureKind
+from bnn_runner.curvature.structures import TrainingStructure
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.hyper.fixed_point import FixedPoint
 from bnn_runner.hyper.tied_precisions import tolerance_problems
 from bnn_runner.hyper.training_rule import TuningState
-from bnn_runner.marglik.network_evidence import NetworkEvidence, TensorStructure
+from bnn_runner.marglik.network_evidence import NetworkEvidence
 from bnn_runner.rng import derive_seed
 from bnn_runner.tasks import Task
 from bnn_runner.training.schedules import Schedule
@@ -36,7 +37,7 @@ class MacKayLoop:
     rounds: int = 10
     retrain_epochs: int | None = None
     tolerance: float = 0.01
-    structure: TensorStructure = "auto"
+    structure: TrainingStructure = "auto"
     curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     low: float = 1e-6

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from bnn_runner.base import Network, PrecisionProblem
-from bnn_runner.curvature.full import bytes_needed
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind
-from bnn_runner.curvature.psd import Repairs, wide
-from bnn_runner.curvature.structures import Fit, Structure
+from bnn_runner.curvature.psd import wide
+from bnn_runner.curvature.structures import TrainingStructure, decided, fit_structure
+from bnn_runner.curvature.training_passes import TrainingPasses
 from bnn_runner.errors import UserError
 from bnn_runner.laplace.evidence import log_likelihood
 from bnn_runner.laplace.scale_invariance import scale_invariant
@@ -21,8 +21,6 @@ from bnn_runner.rng import generator
 from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task
 
-TensorStructure = Literal["auto", "full", "kfac", "ekfac", "diag"]
-"""The structures with a precision for each tensor; auto is full where its smaller side is small, else kfac."""
 FULL_UP_TO = 1000
 """Rows of the smaller side up to which `auto` takes the full curvature: it is fitted again and again."""
 
@@ -35,7 +33,7 @@ class NetworkEvidence:
     its expectation is that of all N; the log-likelihood is that of all points. None: all.
     """
 
-    structure: TensorStructure = "auto"
+    structure: TrainingStructure = "auto"
     curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     points: int | None = None
@@ -69,8 +67,9 @@ class NetworkEvidence:
             few = task.train.gather(torch.arange(min(8, count)))[0]
             jacobians.learn_shapes(few[:CHECKED_POINTS])
             output = OutputCurvature(self.curvature, self.fisher_samples, seed)
-            fit = Fit(part, jacobians, output, "expand", False, Repairs(), lambda *_: None)
-            fitted = fit(self._structure(part, jacobians, output))
+            passes = TrainingPasses(part, jacobians, output)
+            size = sum(jacobians.sizes().values())
+            fitted = fit_structure(decided(self.structure, size, passes.num_rows, FULL_UP_TO), passes)
             names, loglik = tuple(g.name for g in fitted.groups), log_likelihood(task, network)
             squares = torch.stack([wide(network.parameters[n]).square().sum() for n in names]).cpu()
             invariant = scale_invariant(network, few, jacobians.names)
@@ -88,13 +87,6 @@ class NetworkEvidence:
             squares=lambda _: squares,
             invariant=invariant,
         )
-
-    def _structure(self, task: Task, jacobians: Jacobians, output: OutputCurvature) -> Structure:
-        if self.structure != "auto":
-            return self.structure
-        size, rows = sum(jacobians.sizes().values()), len(task.train) * output.columns(task, jacobians.network)
-        small = min(size, rows) <= FULL_UP_TO and bytes_needed(size, rows) < 2**30
-        return "full" if small else "kfac"
 
 
 def _no_validation(_: object) -> NoReturn:

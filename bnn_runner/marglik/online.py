@@ -12,11 +12,12 @@ from torch import Tensor
 
 from bnn_runner.base import Choice, Network, PrecisionProblem
 from bnn_runner.curvature.output_curvature import OutputCurvatureKind
+from bnn_runner.curvature.structures import TrainingStructure
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.hyper.tied_precisions import tied
 from bnn_runner.hyper.training_rule import TuningState
-from bnn_runner.marglik.network_evidence import NetworkEvidence, TensorStructure
+from bnn_runner.marglik.network_evidence import NetworkEvidence
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.rng import derive_seed
 from bnn_runner.tasks import Task
@@ -46,7 +47,7 @@ class Online:
     frequency: int = 1
     steps: int = 10
     lr: float = 0.1
-    structure: TensorStructure = "kfac"
+    structure: TrainingStructure = "kfac"
     curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     points: int | None = None

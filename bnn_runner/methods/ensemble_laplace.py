@@ -63,6 +63,10 @@ class EnsembleLaplace:
         """What each member's posterior is."""
         return Laplace(**{f.name: getattr(self, f.name) for f in fields(Laplace) if hasattr(self, f.name)})
 
+    @property
+    def ties_tensors(self) -> bool:
+        return self._laplace().ties_tensors
+
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
         problems = self._laplace().problems(spec, hyper)
         if self.mixture == "validation" and spec.val_fraction == 0:

@@ -9,13 +9,13 @@ from typing import ClassVar, Literal
 import torch
 
 from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictive, TrainingSpec
-from bnn_runner.curvature.full import bytes_needed
+from bnn_runner.curvature.base import Approximation
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
-from bnn_runner.curvature.low_rank import LowRankCurvature
 from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind, samples_problems
 from bnn_runner.curvature.parameter_subset import Basis, HeldKind, basis
 from bnn_runner.curvature.psd import Repairs
-from bnn_runner.curvature.structures import BY_STRUCTURE, Fit, Structure, rule_of
+from bnn_runner.curvature.structures import STRUCTURES, Structure, decided, fit_structure
+from bnn_runner.curvature.training_passes import TrainingPasses
 from bnn_runner.errors import raise_all
 from bnn_runner.laplace.evidence_point import Mode
 from bnn_runner.laplace.posterior import LinearisedLaplace, NetworkLaplace
@@ -65,7 +65,7 @@ class Laplace:
     cites: ClassVar[tuple[str, ...]] = ("mackay1992", "khan2019", "immer2021", "daxberger2021")
 
     def __post_init__(self) -> None:
-        problems = []
+        problems, spec = [], STRUCTURES.get(self.structure)  # None for auto
         if self.tangent_passes is not None and self.tangent_passes < 1:
             problems.append(f"method.tangent_passes={self.tangent_passes} is no budget. It must be 1 or more.")
         if not 0 < self.tangent_tolerance < 1:
@@ -75,12 +75,12 @@ class Laplace:
         problems += samples_problems(self.curvature, self.fisher_samples)
         if self.rank < 1:
             problems.append(f"method.rank={self.rank} keeps no eigenpair. It must be 1 or more.")
-        elif self.rank != RANK and self.structure != "low_rank":
+        elif self.rank != RANK and (spec is None or not spec.ranked):
             problems.append(
                 f"method.rank={self.rank} would be ignored under method.structure={self.structure}. "
                 "Use method.structure=low_rank with it, or drop it."
             )
-        if self.structure in ("full", "block", "diag", "low_rank"):
+        if spec is not None and not spec.kronecker:
             problems += [
                 f"method.{key}={value} would be ignored under method.structure={self.structure}. It is about Kronecker "
                 "factors. Use method.structure=kfac or ekfac with it, or drop it."
@@ -123,17 +123,23 @@ class Laplace:
         chosen = self._basis(network, task)
         return self.over(chosen, Jacobians(network, chosen.names), task, context)
 
-    def passes(self, jacobians: Jacobians, task: Task, context: FitContext, repairs: Repairs) -> Fit:
-        """The fits over the training set that make a curvature of these settings, in whichever structure."""
-        return Fit(
+    @property
+    def ties_tensors(self) -> bool:
+        """Whether several tensors share a block, and so one prior precision."""
+        spec = STRUCTURES.get(self.structure)
+        return self.bias == "joint" or (spec is not None and spec.by_layer)
+
+    def passes(self, jacobians: Jacobians, task: Task, context: FitContext, repairs: Repairs) -> TrainingPasses:
+        """What a curvature with these settings is fitted from, in whichever structure."""
+        return TrainingPasses(
             task,
             jacobians,
             OutputCurvature(self.curvature, self.fisher_samples, context.seed),
             self.sharing,
             self.bias == "joint",
+            self.rank,
             repairs,
             context.progress,
-            self.rank,
         )
 
     def over(
@@ -144,9 +150,10 @@ class Laplace:
         jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
         repairs = Repairs()
         structure = self._structure(task, jacobians)
-        curvature = self.passes(jacobians, task, context, repairs)(structure)
+        spec = STRUCTURES[structure]
+        curvature = fit_structure(structure, self.passes(jacobians, task, context, repairs))
         for group in curvature.groups:
-            treatment |= dict.fromkeys(group.members, rule_of(structure, jacobians, group))
+            treatment |= dict.fromkeys(group.members, spec.treatment(jacobians, group))
 
         assert context.hyper is not None
         selection = select_precisions(
@@ -163,9 +170,9 @@ class Laplace:
             network_validation_logliks if self.predict == "network" else validation_logliks,
         )
         facts = {"structure": structure, "output_curvature": self.curvature, **selection.facts}
-        report = FitReport(facts, selection.notes, dict(repairs), BY_STRUCTURE.get(structure, ()))
-        if isinstance(curvature, LowRankCurvature):
-            report = report.extended(*curvature.facts(selection.searched))
+        report = FitReport(facts, selection.notes, dict(repairs), spec.cites)
+        if isinstance(curvature, Approximation):
+            report = report.extended(*curvature.dropped(selection.searched))
         kind = NetworkLaplace if self.predict == "network" else LinearisedLaplace
         return kind(
             jacobians=selection.jacobians,
@@ -179,9 +186,6 @@ class Laplace:
         return basis(network, task, self.weights, self.hold)
 
     def _structure(self, task: Task, jacobians: Jacobians) -> Structure:
-        if self.structure != "auto":
-            return self.structure
         size = sum(jacobians.sizes().values())
         rows = len(task.train) * OutputCurvature(self.curvature, self.fisher_samples).columns(task, jacobians.network)
-        small = min(size, rows) <= FULL_UP_TO and bytes_needed(size, rows) < 2**30
-        return "full" if small else "kfac"
+        return decided(self.structure, size, rows, FULL_UP_TO)

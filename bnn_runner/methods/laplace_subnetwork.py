@@ -9,11 +9,12 @@ from typing import ClassVar, Literal
 import torch
 
 from bnn_runner.base import FitContext, HyperRule, Network, Predictive, TrainingSpec
-from bnn_runner.curvature.blocks import BlockCurvature
+from bnn_runner.curvature.block_curvature import BlockCurvature
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvatureKind
 from bnn_runner.curvature.parameter_subset import Basis
 from bnn_runner.curvature.psd import Repairs
+from bnn_runner.curvature.structures import SingleWeightStructure, fit_structure
 from bnn_runner.curvature.subnetwork import Chosen, Select, candidate_names, choose
 from bnn_runner.errors import raise_all
 from bnn_runner.laplace.evidence_point import Mode
@@ -37,7 +38,7 @@ class LaplaceSubnetwork:
     num_weights: int | float | None = 1000
     select: Select = "largest_variance"
     modules: tuple[str, ...] = ()
-    structure: Literal["full", "diag"] = "full"
+    structure: SingleWeightStructure = "full"
     curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
@@ -121,7 +122,8 @@ class LaplaceSubnetwork:
         diagonal = None
         if self.select == "largest_variance":
             everything = Jacobians(network, names)
-            found = self._laplace().passes(everything, task, context, Repairs())("diag")
+            passes = self._laplace().passes(everything, task, context, Repairs())
+            found = fit_structure("diag", passes)
             assert isinstance(found, BlockCurvature)
             diagonal = {g.name: b.spectrum for g, b in zip(found.groups, found.blocks, strict=True)}
         return choose(network, names, self.num_weights, self.select, diagonal, context.seed)

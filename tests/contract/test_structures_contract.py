@@ -6,15 +6,16 @@ from a last-layer posterior of every model; here every structure is fitted to ev
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.psd import Repairs
-from bnn_runner.curvature.structures import Fit, Structure, rule_of
+from bnn_runner.curvature.structures import STRUCTURES, fit_structure
 from bnn_runner.curvature.subnetwork import choose
+from bnn_runner.curvature.training_passes import TrainingPasses
 from bnn_runner.errors import RunFailed
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.runtime.memory import limited_memory
@@ -22,18 +23,17 @@ from bnn_runner.testing.problems import KINDS, fitting_task
 from tests.choices import METHODS, MODELS, make, small_model
 from tests.problems import context, make_network
 
-STRUCTURES: tuple[Structure, ...] = get_args(Structure)
 WIDE = ("lenet", "resnet20", "resnet20_groupnorm")
 """Models with a layer so wide that its exact block takes a test too long, or more memory than is used."""
 
 
-def fitted(structure: Structure, jacobians: Jacobians, batches: list[BatchJacobians], task: Any) -> Any:
+def fitted(structure: str, jacobians: Jacobians, batches: list[BatchJacobians], task: Any) -> Any:
     """The curvature, from batches that are there."""
-    method: dict[str, Any] = {"rank": 3} if structure == "low_rank" else {}
-    fit = Laplace(structure=structure, **method).passes(jacobians, task, context(), Repairs())
+    method: dict[str, Any] = {"rank": 3} if STRUCTURES[structure].ranked else {}
+    passes = Laplace(structure=structure, **method).passes(jacobians, task, context(), Repairs())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fit, "batches", lambda self, use="any": iter(batches))
-        return fit(structure)
+        patch.setattr(TrainingPasses, "batches", lambda self, use="any": iter(batches))
+        return fit_structure(structure, passes)
 
 
 def check(curvature: Any, jacobians: Jacobians, batch: BatchJacobians) -> None:
@@ -60,11 +60,11 @@ def test_every_structure_is_fitted_or_refused(model: str) -> None:
     task = fitting_task(small_model(model), KINDS[1])
     network = make_network(small_model(model), task)
     jacobians = Jacobians(network)
-    fit = Laplace(structure="full").passes(jacobians, task, context(), Repairs())
+    passes = Laplace(structure="full").passes(jacobians, task, context(), Repairs())
     with torch.no_grad():
-        batches, batch = list(fit.batches()), jacobians(task.test.inputs)
+        batches, batch = list(passes.batches()), jacobians(task.test.inputs)
         for structure in STRUCTURES:
-            if structure == "block" and model in WIDE:
+            if STRUCTURES[structure].by_layer and model in WIDE:
                 with limited_memory(1 / 8), pytest.raises(RunFailed) as caught:
                     fitted(structure, jacobians, batches, task)
                 told = str(caught.value)
@@ -72,8 +72,9 @@ def test_every_structure_is_fitted_or_refused(model: str) -> None:
                 continue
             curvature = fitted(structure, jacobians, batches, task)
             check(curvature, jacobians, batch)
-            assert all(rule_of(structure, jacobians, group) for group in curvature.groups)
+            assert all(STRUCTURES[structure].treatment(jacobians, group) for group in curvature.groups)
         chosen = choose(network, tuple(network.parameters), 0.5, "random", None, 0)
         some = Jacobians(network, tuple(chosen.places), chosen.places)
-        passes = Laplace(structure="full").passes(some, task, context(), Repairs())
-        check(fitted("full", some, list(passes.batches()), task), some, some(task.test.inputs))
+        batches = list(Laplace(structure="full").passes(some, task, context(), Repairs()).batches())
+        for structure in (name for name, spec in STRUCTURES.items() if spec.single_weights):
+            check(fitted(structure, some, batches, task), some, some(task.test.inputs))

@@ -12,8 +12,8 @@ from bnn_runner.curvature.jacobian_forms import DenseJacobian, OuterProductJacob
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.layer_pairs import PairSums, pays, pieces_of
 from bnn_runner.curvature.output_curvature import OutputCurvature
-from bnn_runner.curvature.psd import Repairs
-from bnn_runner.curvature.structures import Fit
+from bnn_runner.curvature.structures import fit_structure
+from bnn_runner.curvature.training_passes import TrainingPasses
 from bnn_runner.models.mlp import MLP
 from tests.problems import make_network, make_task
 
@@ -86,7 +86,7 @@ def test_a_fit_takes_pairs_and_comes_to_the_same(monkeypatch: pytest.MonkeyPatch
     """Six classes, 342 weights. Planted bugs: the route not taken; tensors in another order than the prior's."""
     task = make_task("classification", (20,), 6, num_train=90)
     jacobians = Jacobians(make_network(MLP(hidden=(12,)), task))
-    fit = Fit(task, jacobians, OutputCurvature(), "expand", False, Repairs(), lambda *_: None)
+    passes = TrainingPasses(task, jacobians, OutputCurvature())
     taken = []
 
     def decide(tensors: Iterable[TensorJacobian]) -> bool:
@@ -94,8 +94,8 @@ def test_a_fit_takes_pairs_and_comes_to_the_same(monkeypatch: pytest.MonkeyPatch
         return taken[-1]
 
     monkeypatch.setattr(full, "pays", decide)
-    by_pairs = fit("full").gram
+    by_pairs = fit_structure("full", passes).gram
     assert taken and all(taken)
     monkeypatch.setattr(full, "pays", lambda tensors: False)
-    by_rows = fit("full").gram
+    by_rows = fit_structure("full", passes).gram
     torch.testing.assert_close(by_pairs, by_rows, rtol=1e-10, atol=1e-12)

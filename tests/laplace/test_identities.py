@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,10 +16,11 @@ from torch.func import functional_call, jacrev
 
 from bnn_runner.base import Choice, HyperRule, Network, Posterior, PrecisionProblem
 from bnn_runner.curvature import full
-from bnn_runner.curvature.blocks import BlockCurvature, FullBlock
+from bnn_runner.curvature.block_curvature import BlockCurvature
+from bnn_runner.curvature.blocks import FullBlock
 from bnn_runner.curvature.groups import each_tensor
 from bnn_runner.curvature.jacobians import Jacobians
-from bnn_runner.curvature.structures import Structure
+from bnn_runner.curvature.structures import STRUCTURES
 from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation.evaluate import evaluate
 from bnn_runner.hyper.evidence import Evidence
@@ -76,7 +77,7 @@ def places(network: Network, jacobians: Jacobians) -> Tensor:
     return torch.cat(found)
 
 
-STRUCTURE_NAMES: tuple[Structure, ...] = get_args(Structure)
+STRUCTURE_NAMES = tuple(STRUCTURES)
 
 
 @pytest.fixture(params=["primal", "dual"])

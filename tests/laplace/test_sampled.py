@@ -13,8 +13,8 @@ from bnn_runner.base import Network
 from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature
-from bnn_runner.curvature.psd import Repairs
-from bnn_runner.curvature.structures import Fit
+from bnn_runner.curvature.structures import fit_structure
+from bnn_runner.curvature.training_passes import TrainingPasses
 from bnn_runner.hyper.evidence import Evidence
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.hyper.fixed_point import FixedPoint
@@ -125,7 +125,8 @@ def fitted_curvature(name: str, task: Task, network: Network) -> Any:
     jacobians = Jacobians(network)
     output, ignored = OutputCurvature(), lambda stage, done, total: None
     if name == "full":
-        return Fit(task, jacobians, output, "expand", False, Repairs(), ignored)("full")
+        passes = TrainingPasses(task, jacobians, output)
+        return fit_structure("full", passes)
     rows = GGNOperator.of(task, jacobians, output, ignored)
     return SampledCurvature(rows, ConjugateGradients(1e-3, 500), 0, 200, Spectrum(rows, 0, 24, 60), torch.float64)
 

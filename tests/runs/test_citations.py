@@ -10,7 +10,7 @@ import pytest
 
 import bnn_runner.methods
 from bnn_runner.config.groups import GLOBAL_GROUPS
-from bnn_runner.curvature.structures import BY_STRUCTURE
+from bnn_runner.curvature.structures import STRUCTURES
 from bnn_runner.experiment.components import locate
 from bnn_runner.runs.citations import FILE, bibliography, entries
 from tests.choices import CATALOGUE, METHODS, choices, make, target
@@ -28,8 +28,8 @@ def cited() -> dict[str, str]:
     found: dict[str, str] = {}
     for group, choice in COMPONENTS:
         found |= dict.fromkeys(keys(make(group, choice)), f"{group}={choice}")
-    for structure, named in BY_STRUCTURE.items():
-        found |= dict.fromkeys(named, f"structure {structure}")
+    for structure, spec in STRUCTURES.items():
+        found |= dict.fromkeys(spec.cites, f"structure {structure}")
     return found
 
 
@@ -55,9 +55,9 @@ def test_every_method_names_its_sources(name: str) -> None:
 
 def test_structures_and_outside_classes_are_cited() -> None:
     """Planted bugs: EKFAC's paper for KFAC; an outside class's own entry looked up and lost."""
-    text = bibliography([], BY_STRUCTURE["kfac"])
+    text = bibliography([], STRUCTURES["kfac"].cites)
     assert all(key in text for key in ("martens2015", "botev2017", "grosse2016")) and "george2018" not in text
-    assert bibliography([], BY_STRUCTURE.get("diag", ())).strip() == ""
+    assert bibliography([], STRUCTURES["diag"].cites).strip() == ""
 
     class Outside:
         cites = ("@misc{me, title = {Mine}}", "neal2011")

@@ -13,6 +13,7 @@ from bnn_runner.curvature.jacobian_forms import OuterProductJacobian
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.products import Differentiated
 from bnn_runner.curvature.psd import Repairs, cholesky, eigh
+from bnn_runner.curvature.structures import fit_structure
 from bnn_runner.errors import RunFailed
 from bnn_runner.laplace import dual_tangent
 from bnn_runner.laplace.tangent_optimum import TangentModel
@@ -137,7 +138,7 @@ def test_one_point_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) ->
     scarce(monkeypatch, 0, ERRORS[0])
     monkeypatch.setattr(Jacobians, "learn_shapes", lambda self, x: None)
     with pytest.raises(RunFailed, match="one point at a time"):
-        Laplace(structure="diag").passes(jacobians, task, context(), Repairs())("diag")
+        fit_structure("diag", Laplace(structure="diag").passes(jacobians, task, context(), Repairs()))
 
 
 def test_other_errors_are_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
