@@ -25,7 +25,7 @@ from bnn_runner.models.likelihoods import NoiseRule
 from bnn_runner.models.mlp import MLP
 from bnn_runner.models.priors import Isotropic
 from bnn_runner.runner import prepare
-from bnn_runner.runs import time_limit as budget
+from bnn_runner.runs import cost_estimate
 from bnn_runner.runs.session import Session
 from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.signals import StopRequest
@@ -263,21 +263,21 @@ def test_the_rule_belongs_to_every_training_and_to_none_that_cannot_have_it(tmp_
     with pytest.raises(UserError, match="family=isotropic"):
         load_experiment([*words, "method=laplace_block", "hyper.family=layerwise"])
     torch.save({}, tmp_path / "mine.pt")
-    with pytest.raises(UserError, match="trained already"):
+    with pytest.raises(UserError, match="gives a trained network"):
         load_experiment([*words, "method=map", f"model.weights={tmp_path / 'mine.pt'}"])
     keys = []
     for more in (["hyper=fixed"], ["hyper=evidence"], ["hyper=mackay_loop"], ["hyper=mackay_loop", "hyper.rounds=3"]):
         experiment = load_experiment(["data=gap1d", "method=laplace", f"output_dir={tmp_path}", *more])
         session = Session(CPU, 1, Console(), Console().progress(), StopRequest())
-        keys.append(prepare(experiment, 0, session).trainings[0].key)
+        keys.append(prepare(experiment, session).trainings[0].key)
     assert keys[0] == keys[1] and len(set(keys)) == 3
 
 
 def test_the_cost_of_a_run_counts_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that ticks once a look. Planted bug: an estimate of the steps alone, four times too short."""
     ticks = itertools.count()
-    monkeypatch.setattr(budget.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(cost_estimate.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(LaneTrainer, "step_seconds", lambda group: 0.0)
     lanes = [Lane(classes(), 3)]
     for rule, updates in ((None, 0), (RULES[0], 3), (RULES[1], 3), (replace(RULES[1], burn_in=0, frequency=1), 6)):
-        assert budget._training_seconds(classifier(rule), lanes, CPU) == updates
+        assert cost_estimate._training_seconds(classifier(rule), lanes, CPU) == updates
