@@ -26,12 +26,12 @@ from bnn_runner.runs.cost_estimate import Cost, Forecast
 from bnn_runner.runs.download import acquire, prepare_data
 from bnn_runner.runs.execute import begin, complete, score_again
 from bnn_runner.runs.fit_to_time_limit import announce, decided_before, fit_to_time_limit
-from bnn_runner.runs.messages import describe_run, short, show_scores
+from bnn_runner.runs.messages import describe_run, show_scores
 from bnn_runner.runs.provenance import Stages
 from bnn_runner.runs.session import CellRun, Session
 from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.devices import pick_device, thread_count
-from bnn_runner.runtime.files import unwritable
+from bnn_runner.runtime.files import short_path, unwritable
 from bnn_runner.runtime.leases import Lease
 from bnn_runner.runtime.memory import limited_memory
 from bnn_runner.runtime.signals import stop_on_signals
@@ -187,7 +187,7 @@ def _run_all(cell_runs: list[CellRun], session: Session) -> _Ended:
         if cell_run not in todo:
             if score_again(cell_run):
                 session.console.say("other metrics requested: recomputed from the saved evaluation")
-            session.console.say(f"already finished (force=true runs it again): {short(cell_run.cell.folder)}")
+            session.console.say(f"already finished (force=true runs it again): {short_path(cell_run.cell.folder)}")
             show_scores(cell_run, session)
     ended = _Ended({w.cell.folder for w in cell_runs if w not in todo}, {})
     if not todo:
@@ -254,12 +254,12 @@ def _finished(cell_run: CellRun, session: Session) -> bool:
     facts = cell_run.cell.facts()
     if facts.get("results_version") != RESULTS_VERSION or facts.get("fingerprint") != cell_run.task.fingerprint:
         session.console.say(
-            f"the data or the program have changed since {short(cell_run.cell.folder)} was run: running it again"
+            f"the data or the program have changed since {short_path(cell_run.cell.folder)} was run: running it again"
         )
         cell_run.cell.set_status("open", "")
         return False
     if cell_run.experiment.settings.save_posterior and "posterior_saved" not in facts:
-        session.console.say(f"the posterior of {short(cell_run.cell.folder)} was not saved: running it again")
+        session.console.say(f"the posterior of {short_path(cell_run.cell.folder)} was not saved: running it again")
         cell_run.cell.set_status("open", "")
         return False
     return True
@@ -276,7 +276,7 @@ def _fail(cell_run: CellRun, error: BaseException, session: Session) -> str:
     session.console.write_log(told)
     session.console.say(f"FAILED: {reason}")
     session.console.log = None
-    session.console.say(f"cell     {short(cell_run.cell.folder)}")
+    session.console.say(f"cell     {short_path(cell_run.cell.folder)}")
     return first_line
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from bnn_runner.base import Network
@@ -12,6 +11,7 @@ from bnn_runner.report.console import score_table
 from bnn_runner.report.read_cells import read_scores
 from bnn_runner.rng import global_stream
 from bnn_runner.runs.session import CellRun, Session
+from bnn_runner.runtime.files import short_path
 from bnn_runner.training.pretrained import try_on
 from bnn_runner.training.state import TrainingConfig
 
@@ -90,8 +90,8 @@ def show_scores(cell_run: CellRun, session: Session) -> None:
         say(f"numerical repairs: {report['repairs']}")
     say(score_table(read_scores(cell.folder / "metrics.csv")))
     for picture in sorted((cell.folder / "figures").glob("*.png")):
-        say(f"picture  {short(picture)}")
-    say(f"cell     {short(cell.folder)}")
+        say(f"picture  {short_path(picture)}")
+    say(f"cell     {short_path(cell.folder)}")
     if cell_run.stages.seconds:
         for line in cell_run.stages.summary_lines():
             say(line)
@@ -107,11 +107,3 @@ def evidence_line(report: dict[str, Any]) -> str:
     value, basis = report["evidence_nats"], report.get("evidence_over", "all weights")
     rule = f"{report.get('structure')}{chosen}, hyper {report.get('hyper_status')}"
     return f"log evidence {value:.2f} nats over {basis} ({rule})"
-
-
-def short(path: Path) -> str:
-    """Relative to the folder the user is in, where it lies below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

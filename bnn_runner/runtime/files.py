@@ -15,6 +15,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
+def short_path(path: Path) -> str:
+    """The path as people read it: relative to the current folder if it is inside, so that no machine's paths show."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Call `write` with an open binary file; the result appears at `path` at once, or not at all.
 

@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 
 from bnn_runner.config.keys import digest
 from bnn_runner.errors import UserError
+from bnn_runner.runtime.files import short_path
 from bnn_runner.sweeps.plan import LANE_KEYS, Plan
 from bnn_runner.sweeps.rounds import Rounds
 
@@ -82,13 +83,11 @@ class StudySweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Search. Raises `UserError` for a search that has no space, or no such objective."""
-        from bnn_runner.runs.messages import short  # it imports torch, and sweeps of finished cells do without
-
         assert self.rounds is not None
         space = read_space(self.rounds.parse(self.params, arguments), self.optuna.distributions)
         objective = self._objective(space)
         study, file = self._study(space, objective)
-        self._tell_start(space, objective, study, short(file))
+        self._tell_start(space, objective, study, short_path(file))
         self.rounds.launch(Plan((), (), retry_failed=False))  # for the summary, of a search that is over already too
         if self.rounds.config.plan_only:
             return

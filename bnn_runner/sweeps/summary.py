@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bnn_runner.runtime.exit_codes import FAILED, OK, USAGE_ERROR
+from bnn_runner.runtime.files import short_path
 from bnn_runner.sweeps.scratch_files import SweepState, read_outcomes
 
 _ORDER = ("done", "done before", "skipped", "interrupted", "failed", "failed before", "not run", "no result")
@@ -40,7 +41,7 @@ def sum_up(scratch: Path, jobs: int) -> int:
         reason = (row["message"].splitlines() or ["no reason given"])[0]
         print(f"  {row['status']:<8} {row['overrides']}: {reason}", file=sys.stderr)
         if (log := _log(row)) is not None:
-            print(f"           {log}", file=sys.stderr)
+            print(f"           {short_path(log)}", file=sys.stderr)
     return _exit_code(outcomes, bad, counts["no result"])
 
 

@@ -119,7 +119,7 @@ def test_one_jobs_end_touches_no_other(folder: Path) -> None:
         assert reason in failed.replace("SystemExit: 3", "exit(3)")
         if trouble != "die":
             assert "Traceback" in failed and "Traceback" in (cells[trouble] / "log.txt").read_text()
-            assert str(cells[trouble] / "log.txt") in told
+            assert f" {cells[trouble].relative_to(folder) / 'log.txt'}" in told
 
     left = bnn_run(folder, *words, "retry_failed=false")
     assert left.returncode == 1 and "6 jobs: 2 done before, 4 failed before" in left.stderr
