@@ -57,7 +57,7 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
     table = pruning.markdown(rows, name)
     columns = [f.name for f in fields(pruning.Pruned)]
     title = f"{run.data} · {run.model} · {run.method} · seed {run.seed}"
-    drawn = pruning.figure(rows, name, posterior.signal_to_noise(), title)
+    drawn = pruning.pruning_figure(rows, name, posterior.signal_to_noise(), title)
     try:
         write_text(folder / "pruning.csv", table_text([asdict(r) for r in rows], columns))
         write_text(folder / "pruning.md", table)

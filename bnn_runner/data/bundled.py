@@ -24,7 +24,7 @@ SETS: dict[str, tuple[Kind, int, int, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bundled:
-    """A row of numbers; `test_fraction` of the rows, chosen by the seed (stratified for classes), is the test set."""
+    """Rows of numbers; `test_fraction` of them, drawn by the seed (stratified for classes), is the test set."""
 
     name: str
     test_fraction: float
@@ -33,10 +33,10 @@ class Bundled:
     test_size: int | None
 
     def spec(self) -> TaskSpec:
-        """What is known before reading. Raises `UserError` for values that cannot be."""
+        """What is known before reading. Raises `UserError` for invalid values."""
         problems = []
         if self.name not in SETS:
-            problems.append(f"data.name={self.name} is not known. The sets are {', '.join(SETS)}. Choose one of them.")
+            problems.append(f"data.name must be one of {', '.join(SETS)}; got {self.name}.")
         problems += fraction_problems(self.test_fraction)
         train, test = (0, 0) if problems else halves_of(SETS[self.name][1], self.test_fraction)
         raise_all(problems + self._sizes.problems(train, test))

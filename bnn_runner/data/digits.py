@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 x 8 pixels (scikit-learn's load_digits): real data that need no download."""
+"""Handwritten digits of 8 x 8 pixels (scikit-learn's load_digits): real data without a download."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NUM_TEST = round(TEST_FRACTION * NUM_IMAGES)
 
 @dataclass(frozen=True, kw_only=True)
 class Digits:
-    """1,797 digits as 64 numbers from 0 to 1; one fifth, stratified by class and chosen by the seed, is the test set.
+    """1,797 digits as 64 numbers from 0 to 1; one fifth, drawn by the seed and stratified by class, is the test set.
 
-    The set "shuffled" holds the test images with the pixels of each in an order of its own.
+    The set "shuffled" holds the test images, each with its pixels in a random order of its own.
     """
 
     val_fraction: float
@@ -31,7 +31,7 @@ class Digits:
     test_size: int | None
 
     def spec(self) -> TaskSpec:
-        """What is known before reading. Raises `UserError` for values that cannot be."""
+        """What is known before reading. Raises `UserError` for invalid values."""
         raise_all(self._sizes.problems(NUM_IMAGES - NUM_TEST, NUM_TEST))
         return TaskSpec("digits", "classification", (NUM_PIXELS,), NUM_CLASSES, self.val_fraction)
 

@@ -1,11 +1,11 @@
-"""Fetching published files: once for all processes that want them, checksummed, whole or not at all.
+"""Downloads of published files: once for all processes, with checksums, and only complete files are kept.
 
-The first process takes a lease on the data set, the others wait and find it done; a dead owner's
-lease is taken over and what it left half-done is removed. Files are unpacked to a temporary folder
-beside their own, compared with the published sums, and renamed. Files that are there are kept.
+The first process takes a lease on the data set; the others wait for it. The lease of a dead process is taken over
+and its partial files are removed. Files are unpacked to a temporary folder next to their own, compared with the
+published checksums, and renamed. Existing files are kept.
 
-`BNN_DATA_URL` names another server (a cluster's mirror, a folder as file:///...) that has each
-archive as <url>/<data set>/<archive>; then nothing is asked of any other.
+`BNN_DATA_URL` names another server (the mirror of a cluster, or a folder as file:///...) that has each archive as
+<url>/<data set>/<archive>; no other server is then contacted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from bnn_runner.errors import Interrupted, UserError
 from bnn_runner.runtime.leases import Lease
 
 STALL_SECONDS = 20.0
-"""A server that sends nothing for so long is given up."""
+"""A download is abandoned if the server sends nothing for this long."""
 SERVER = "BNN_DATA_URL"
 _BLOCK = 1 << 18
 
 
 class _Failed(Exception):
-    """Why an archive could not be had."""
+    """Why an archive could not be downloaded."""
 
 
 def ensure(
@@ -43,51 +43,64 @@ def ensure(
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Have all files of `source`; returns the folder they are to be read from.
+    """Make sure that all files of `source` exist; returns the folder to read them from.
 
-    Nothing is written when they are there. Raises `UserError` for damaged files, and for missing
-    ones that cannot be had, naming file and place; `Interrupted` when `stop()` is true.
+    Nothing is written if they exist already.
+
+    Args:
+        source: the files and their archives.
+        data_dir: the data folder.
+        say: called with a line for the person who waits.
+        stop: true when the run is to stop.
+
+    Raises:
+        UserError: for damaged files, and for missing ones that could not be downloaded, naming file and folder.
+        Interrupted: when `stop()` is true.
     """
     found = look(source, data_dir)
     refuse_damaged(found)
-    if found.whole:
+    if found.complete:
         return found.place
     if not source.archives:
-        raise UserError(f"{_absent(source, found)} {source.by_hand} Put it there, {WHERE_ELSE}")
+        raise UserError(f"{_absent(source, found)} {source.by_hand} Put them there, {WHERE_ELSE}")
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        with Lease(data_dir / f".{source.name}", lambda owner: say(f"waiting: {owner} fetches {source.name}"), stop):
+        with Lease(
+            data_dir / f".{source.name}",
+            lambda owner: say(f"waiting for {source.name}, which {owner} downloads"),
+            stop,
+        ):
             found = look(source, data_dir)
             refuse_damaged(found)
-            if not found.whole:
+            if not found.complete:
                 _fetch(source, found, data_dir, say, stop)
     except InterruptedError:
-        raise Interrupted(f"fetching {source.name} was stopped") from None
+        raise Interrupted(f"the download of {source.name} was interrupted") from None
     except (_Failed, OSError) as error:
         raise UserError(
-            f"{_absent(source, found)} It could not be downloaded ({error}). Put the files there (unpacked), name a "
-            f"server that has them with the environment variable {SERVER}, {WHERE_ELSE}"
+            f"{_absent(source, found)} The download failed ({error}). Put the unpacked files there, set the "
+            f"environment variable {SERVER} to a server that has them, {WHERE_ELSE}"
         ) from error
     return data_dir / source.folder
 
 
 def _absent(source: Source, found: Found) -> str:
-    return f"The data set {source.name} is not complete in {found.place}: missing {', '.join(found.missing)}."
+    return f"The data set {source.name} is incomplete in {found.place}: missing {', '.join(found.missing)}."
 
 
 def _fetch(source: Source, found: Found, data_dir: Path, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
-    """Download, unpack, compare, and move what is missing into its place. The lease is held."""
+    """Download, unpack, compare, and move the missing files into their folder. The lease is held."""
     unfinished = f".{source.name}-unfinished-"
-    for left in data_dir.glob(f"{unfinished}*"):  # by an owner that died
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in data_dir.glob(f"{unfinished}*"):  # of a process that died
+        shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=unfinished, dir=data_dir, ignore_cleanup_errors=True) as temporary:
         unpacked = Path(temporary) / "unpacked"
         unpacked.mkdir()
         for archive in source.archives:
             alone = archive.name.removesuffix(".gz")
             if alone in {file.name for file in source.files} and alone not in found.missing:
-                continue  # the archive of one file, which is there
-            say(f"fetching {source.name}: {archive.name}")
+                continue  # the archive of a single file, which exists
+            say(f"downloading {source.name}: {archive.name}")
             packed = Path(temporary) / archive.name
             _download(source, archive, packed, stop)
             _unpack(packed, unpacked)
@@ -108,7 +121,7 @@ def _fetch(source: Source, found: Found, data_dir: Path, say: Callable[[str], No
 
 
 def _download(source: Source, archive: Archive, target: Path, stop: Callable[[], bool]) -> None:
-    """The archive at `target`, from the first server that has it with the right sum."""
+    """Download the archive to `target`, from the first server that has it with the right checksum."""
     server = os.environ.get(SERVER)
     urls = archive.urls if not server else (f"{server.rstrip('/')}/{source.name}/{archive.name}",)
     reasons = []
@@ -119,7 +132,7 @@ def _download(source: Source, archive: Archive, target: Path, stop: Callable[[],
         except InterruptedError:
             raise
         except (OSError, HTTPException, ValueError, _Failed) as error:  # time-outs are OSErrors; ValueError: no URL
-            # A subclass of URLError tells of a status, in words of its own.
+            # A subclass of URLError has a status and a text of its own.
             reasons.append(f"{url}: {error.reason if type(error) is urllib.error.URLError else error}")
     raise _Failed("; ".join(reasons))
 
@@ -135,20 +148,20 @@ def _copy(url: str, archive: Archive, target: Path, stop: Callable[[], bool]) ->
             f.write(block)
     if digest.hexdigest() != archive.checksum:
         raise _Failed(
-            f"what came has {target.stat().st_size:,} bytes and the {algorithm(archive.checksum)} sum "
-            f"{digest.hexdigest()}, expected was {archive.checksum}"
+            f"the {algorithm(archive.checksum)} sum must be {archive.checksum}; got {digest.hexdigest()} "
+            f"({target.stat().st_size:,} bytes)"
         )
 
 
 def _extract(tar: tarfile.TarFile, folder: Path) -> None:
-    """Files and folders below `folder` alone: Python's own filter from 3.11.4 on, the same rule before."""
+    """Extract only files and folders below `folder`: Python's own filter from 3.11.4 on, the same rule before."""
     if hasattr(tarfile, "data_filter"):
         tar.extractall(folder, filter="data")
         return
     for member in tar.getmembers():
         inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
         if not (inside and (member.isfile() or member.isdir())):
-            raise _Failed(f"it holds {member.name}, which is no file below its own folder")
+            raise _Failed(f"it contains {member.name}, which is not a file below its own folder")
     tar.extractall(folder)
 
 
@@ -167,4 +180,4 @@ def _unpack(packed: Path, folder: Path) -> None:
         else:
             os.replace(packed, folder / name)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise _Failed(f"{name} cannot be unpacked ({error})") from error
+        raise _Failed(f"could not unpack {name}: {error}") from error

@@ -1,4 +1,4 @@
-"""Generated 1-D regression with a gap: does the uncertainty grow where no data are?"""
+"""Generated 1-D regression with a gap: does the uncertainty grow where there are no data?"""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from bnn_runner.data.field_checks import noise_problems
-from bnn_runner.data.synthetic import NUM_OOD, beyond, made_parts, made_problems, normals, uniforms
+from bnn_runner.data.synthetic import NUM_OOD, beyond, normals, synthetic_parts, synthetic_problems, uniforms
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.tasks import Task, TaskSpec
 
-# Inputs lie in [-EDGE, -GAP] and [GAP, EDGE]; "gap" is what lies between, "far" reaches out to FAR.
+# Inputs lie in [-EDGE, -GAP] and [GAP, EDGE]; "gap" lies between, "far" reaches out to FAR.
 GAP, EDGE, FAR = 1.0, 3.0, 5.0
 
 
@@ -39,8 +39,8 @@ class Gap1D:
     test_size: int | None
 
     def spec(self) -> TaskSpec:
-        """What is known before generating. Raises `UserError` for values that cannot be."""
-        raise_all(made_problems(self, 1) + noise_problems(self.noise))
+        """What is known before generating. Raises `UserError` for invalid values."""
+        raise_all(synthetic_problems(self, 1) + noise_problems(self.noise))
         return TaskSpec("gap1d", "regression", (1,), 1, self.val_fraction)
 
     def load(self, data_dir: Path, seed: int) -> Task:
@@ -52,4 +52,4 @@ class Gap1D:
         # The outermost tenths of the gap touch the data and are left out.
         gap = torch.linspace(-0.9 * GAP, 0.9 * GAP, NUM_OOD, dtype=torch.float64)[:, None]
         ood = {"gap": gap, "far": beyond(-EDGE, EDGE, (-FAR, FAR))}
-        return table_task(spec, x, y, made_parts(self, seed), ood=ood, truth=smooth_truth)
+        return table_task(spec, x, y, synthetic_parts(self, seed), ood=ood, truth=smooth_truth)

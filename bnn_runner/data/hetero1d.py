@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bnn_runner.data.field_checks import is_number
 from bnn_runner.data.gap1d import smooth_truth
-from bnn_runner.data.synthetic import beyond, made_parts, made_problems, normals, uniforms
+from bnn_runner.data.synthetic import beyond, normals, synthetic_parts, synthetic_problems, uniforms
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.tasks import Task, TaskSpec
@@ -34,14 +34,14 @@ class Hetero1D:
     test_size: int | None
 
     def spec(self) -> TaskSpec:
-        """What is known before generating. Raises `UserError` for values that cannot be."""
+        """What is known before generating. Raises `UserError` for invalid values."""
         noises = [
-            f"data.{key}={value} cannot be. It is the standard deviation of the noise at one edge. "
-            f"Give a number above 0, for example data.{key}=0.2."
+            f"data.{key} must be positive (the standard deviation of the noise at one edge); got {value}. "
+            f"Use for example data.{key}=0.2."
             for key, value in (("noise_left", self.noise_left), ("noise_right", self.noise_right))
             if not (is_number(value) and value > 0)
         ]
-        raise_all(made_problems(self, 1) + noises)
+        raise_all(synthetic_problems(self, 1) + noises)
         return TaskSpec("hetero1d", "regression", (1,), 1, self.val_fraction)
 
     def true_noise(self, x: Tensor) -> Tensor:
@@ -53,5 +53,5 @@ class Hetero1D:
         spec = self.spec()
         x = EDGE * (2 * uniforms(self, "hetero1d", seed) - 1)
         y = smooth_truth(x) + self.true_noise(x) * normals(self, "hetero1d", seed, "noise")
-        parts, ood = made_parts(self, seed), {"far": beyond(-EDGE, EDGE, (-FAR, FAR))}
+        parts, ood = synthetic_parts(self, seed), {"far": beyond(-EDGE, EDGE, (-FAR, FAR))}
         return table_task(spec, x, y, parts, ood=ood, truth=smooth_truth, true_noise=self.true_noise)

@@ -1,4 +1,4 @@
-"""Published image sets by name: MNIST and its like, CIFAR-10, CIFAR-100, SVHN."""
+"""Published image sets by name: MNIST and its relatives, CIFAR-10, CIFAR-100, SVHN."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bnn_runner.tasks import Task, TaskSpec
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedImages:
-    """The image set `name`, downloaded when it is absent, with its published training and test part.
+    """The image set `name` with its published training and test part; downloaded if it is missing.
 
-    Out-of-distribution sets are the test images of other published sets, each where its files are;
-    `prepare=true` fetches them too. `shifts` are names of `bnn_runner.data.shifts`: the test images
-    are also scored under each, at every level. They change no training, so the network is the same.
+    Out-of-distribution sets are the test images of other published sets, if their files exist; `prepare=true`
+    downloads them too. `shifts` are names of `bnn_runner.data.shifts`: the test images are also scored under each,
+    at every level. Training does not depend on them.
     """
 
     name: str
@@ -34,10 +34,10 @@ class PublishedImages:
     shifts: tuple[str, ...]
 
     def spec(self) -> TaskSpec:
-        """What is known before reading. Raises `UserError` for values that cannot be."""
+        """What is known before reading. Raises `UserError` for invalid values."""
         if self.name not in SETS:
             raise UserError(
-                f"data.name={self.name} is not known. The sets are {', '.join(SETS)}. Choose one of them.",
+                f"data.name must be one of {', '.join(SETS)}; got {self.name}.",
                 *self._sizes.problems(0, 0),
                 *shift_problems(self.shifts),
             )
@@ -61,7 +61,7 @@ class PublishedImages:
         return {name: partner_source(name) for name in SETS[self.name].partners}
 
     def load(self, data_dir: Path, seed: int) -> Task:
-        """Read the images. Raises `UserError` when files are missing (and cannot be downloaded) or damaged."""
+        """Read the images. Raises `UserError` for damaged files, and for missing ones that could not be downloaded."""
         spec = self.spec()
         chosen = SETS[self.name]
         place = ensure(chosen.source, data_dir)

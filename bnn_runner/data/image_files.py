@@ -1,4 +1,4 @@
-"""Images that stay in their files: decoded batch by batch, ahead of time by threads, never all in memory."""
+"""Images that stay in their files: decoded batch by batch, in advance by threads, never all in memory."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 
 class ImageFiles:
-    """Images of `paths`, each [channels, size, size] bytes: the shorter side resized to `size`, the middle cut out.
+    """Images of `paths`, [channels, size, size] bytes each: the shorter side resized to `size`, cropped at the centre.
 
-    `workers` threads decode (0: none, None: one a core). Batches announced by `ahead` are decoded
-    while others are used; at most two of them are held.
+    `workers` threads decode (0: none, None: one per core). Batches announced by `ahead` are decoded while others are
+    used; at most two of them are kept.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ImageFiles:
         return len(self.paths)
 
     def read(self, indices: Tensor) -> Tensor:
-        """Bytes [B, C, H, W] on the device. Raises `UserError` naming a file that cannot be decoded."""
+        """Bytes [B, C, H, W] on the device. Raises `UserError` naming a file that could not be decoded."""
         wanted = tuple(indices.tolist())
         if not wanted:
             return torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8, device=self._device)
@@ -70,7 +70,7 @@ class ImageFiles:
         wanted = tuple(indices.tolist())
         if self.workers == 0 or wanted in self._coming:
             return
-        while len(self._coming) >= _BATCHES_AHEAD:  # announced, and then not asked for
+        while len(self._coming) >= _BATCHES_AHEAD:  # announced, but not requested
             for future in self._coming.pop(next(iter(self._coming))):
                 future.cancel()
         self._coming[wanted] = self._start(wanted)
@@ -103,16 +103,16 @@ def decode(path: Path, size: int, channels: int) -> Tensor:
         with Image.open(path) as opened:
             image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
     except FileNotFoundError:
-        raise UserError(f"{path} is not there any more. Put it back, or run again without it.") from None
+        raise UserError(f"{path} no longer exists. Put it back, or run again without it.") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path} cannot be read as an image ({error}). Replace it, or take it away.") from error
+        raise UserError(f"Could not read {path} as an image: {error}. Replace or delete it.") from error
     pixels = np.array(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
     values = torch.from_numpy(pixels)
     return values.unsqueeze(0) if channels == 1 else values.permute(2, 0, 1).contiguous()
 
 
 def digests(paths: Sequence[Path]) -> Tensor:
-    """A digest of each whole file, bytes [N, 16]: about a second for a gigabyte that the system has in memory."""
+    """A digest of each file, bytes [N, 16]: about a second per gigabyte that the system has in memory."""
     rows = []
     for path in paths:
         with path.open("rb") as f:

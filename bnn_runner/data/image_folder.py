@@ -1,4 +1,4 @@
-"""Images of the user's own in folders: the name of an image's folder is its class; streamed from the files."""
+"""Your own images in folders: the name of an image's folder is its class; streamed from the files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bnn_runner.data.user_splits import map_note, seeded_parts
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.tasks import Split, Task, TaskSpec
 
-# What networks trained on ImageNet expect; for grey images their means.
+# The scaling of networks trained on ImageNet; for grey images its mean over the channels.
 SCALINGS = {
     1: PixelScaling(mean=(0.449,), std=(0.226,)),
     3: PixelScaling(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
@@ -28,7 +28,7 @@ OOD = "ood"
 
 @dataclass(frozen=True)
 class _Listing:
-    """Images by part, in the order of their names, with their classes. `num_train` is None where the seed splits."""
+    """Images by part, ordered by name, with their classes. `num_train` is None if the seed splits them."""
 
     classes: tuple[str, ...]
     paths: tuple[Path, ...]
@@ -39,11 +39,11 @@ class _Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """path/train/CLASS/... and path/test/CLASS/..., or path/CLASS/... with a split chosen by the seed.
+    """path/train/CLASS/... and path/test/CLASS/..., or path/CLASS/... split by the seed.
 
-    path/ood/NAME/... are out-of-distribution sets. Images are decoded when a batch needs them, resized
-    to `size` x `size` (the shorter side, then the middle is cut out) with `channels` 3 or 1, by
-    `workers` threads. What a training depends on is known by the content of each file.
+    path/ood/NAME/... are out-of-distribution sets. Images are decoded when a batch needs them,
+    resized to `size` x `size` (the shorter side, then cropped at the centre) with `channels` 3 or 1, by `workers`
+    threads. The fingerprint hashes the content of each training image.
     """
 
     path: str | None
@@ -56,20 +56,18 @@ class ImageFolder:
     test_size: int | None
 
     def spec(self) -> TaskSpec:
-        """What the folders say, without opening an image. Raises `UserError` for what cannot be."""
+        """What the folders state, without opening an image. Raises `UserError` for invalid values or folders."""
         problems = fraction_problems(self.test_fraction)
         if not (is_integer(self.size) and self.size >= 1):
-            problems.append(f"data.size={self.size} cannot be. It is the side of an image in pixels: 1 or more.")
+            problems.append(f"data.size must be at least 1 (side of an image in pixels); got {self.size}.")
         if self.channels not in SCALINGS:
-            problems.append(f"data.channels={self.channels} cannot be. Give 3 (colours) or 1 (grey).")
+            problems.append(f"data.channels must be 3 (colour) or 1 (grey); got {self.channels}.")
         if self.workers is not None and not (is_integer(self.workers) and self.workers >= 0):
-            problems.append(
-                f"data.workers={self.workers} cannot be. It is a number of threads; null is one a core, 0 none."
-            )
+            problems.append(f"data.workers must be at least 0 (threads), or null for one per core; got {self.workers}.")
         if self.path is None:
             problems.append(
-                "data=image_folder needs a folder of yours. Give data.path=pictures (relative to where the command is "
-                "started), with a folder for each class, or train/ and test/ with one for each class."
+                "data=image_folder requires a folder: data.path=pictures (relative to the working directory), with "
+                "one folder per class, or with train/ and test/ that have one folder per class."
             )
             raise_all(problems + self._sizes.problems(0, 0))
             raise AssertionError("unreachable: there was a problem")
@@ -89,7 +87,7 @@ class ImageFolder:
         return found.num_train, total - found.num_train
 
     def load(self, data_dir: Path, seed: int) -> Task:
-        """List the files; images are read later. Raises `UserError` for folders that are no such set."""
+        """List the files; images are read later. Raises `UserError` for folders of another layout."""
         spec = self.spec()
         assert self.path is not None
         found = _listing(Path(self.path))
@@ -129,12 +127,13 @@ class ImageFolder:
 
 def _listing(root: Path) -> _Listing:
     if not root.is_dir():
-        raise UserError(f"data.path={root} is no folder. Give the folder that holds a folder for each class.")
+        raise UserError(f"data.path must be a folder with one folder per class; {root} is not a folder.")
     own = [(root / part).is_dir() for part in ("train", "test")]
     if any(own) and not all(own):
         there, absent = ("train", "test") if own[0] else ("test", "train")
         raise UserError(
-            f"{root} has {there}/ and no {absent}/. Add it, or give a folder with one folder for each class."
+            f"{root} must have train/ and test/, or neither; got {there}/ without {absent}/. Add {absent}/, or give a "
+            "folder with one folder per class."
         )
     ood = {p.name: _images(p) for p in _folders(root / OOD)} if (root / OOD).is_dir() else {}
     if not all(own):
@@ -150,24 +149,21 @@ def _labelled(folder: Path, known: tuple[str, ...] | None) -> tuple[tuple[str, .
     folders = [p for p in _folders(folder) if p.name != OOD]
     names = known or tuple(p.name for p in folders)
     if known is None and len(names) < 2:
-        raise UserError(
-            f"{folder} has {len(names)} folders, and a folder stands for a class. There must be two or more."
-        )
+        raise UserError(f"{folder} must have at least 2 folders, one per class; got {len(names)}.")
     paths: list[Path] = []
     labels: list[int] = []
     for place in folders:
         if place.name not in names:
             raise UserError(
-                f"{place} is a class that there are no training images of. Those are {', '.join(names[:20])}. "
-                "Rename it, or take it away."
+                f"{place} must be a class of the training images: {', '.join(names[:20])}. Rename or delete it."
             )
         images = _images(place)
         if not images:
-            raise UserError(f"{place} holds no images ({', '.join(SUFFIXES)}). Put some there, or take it away.")
+            raise UserError(f"{place} has no images ({', '.join(SUFFIXES)}). Add some, or delete it.")
         paths += images
         labels += [names.index(place.name)] * len(images)
     if not paths:
-        raise UserError(f"{folder} holds no images. Put a folder for each class there.")
+        raise UserError(f"{folder} has no images. Add one folder per class.")
     return names, tuple(paths), torch.tensor(labels)
 
 

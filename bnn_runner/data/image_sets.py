@@ -21,9 +21,8 @@ from bnn_runner.errors import UserError
 class ImageSet:
     """One published set: `read(place, part)` gives the pixels and classes of "train" or "test".
 
-    `place` is the folder its files are in, and `test_files` are the names of those that reading
-    "test" needs. `partners` are the sets whose test images are out of distribution; `notes` are what
-    every run says of the set.
+    `place` is the folder of its files, and `test_files` are the names of those required for "test". `partners` are
+    the sets whose test images serve as out-of-distribution sets; `notes` appear in the row of every run.
     """
 
     source: Source
@@ -41,17 +40,17 @@ class ImageSet:
 
 
 def partner_source(name: str) -> Source:
-    """What has to be there of a set that is out of distribution for another: its test images."""
+    """The files required of a set that is out of distribution for another: its test images."""
     return SETS[name].source.only(SETS[name].test_files) if name in SETS else SOURCES[name]
 
 
 def partner_images(name: str, data_dir: Path) -> Array:
     """Test images of a set, out of distribution for another.
 
-    Raises `FileNotFoundError` where they are not there, and `UserError` where they are damaged.
+    Raises `FileNotFoundError` if they are missing, and `UserError` if they are damaged.
     """
     found = look(partner_source(name), data_dir)
-    if found.missing and name == "cifar100":  # the file of a part of its training images has all its test images
+    if found.missing and name == "cifar100":  # the file with a part of its training images has all test images
         return partner_images("cifar100_subset", data_dir)
     if found.missing:
         raise FileNotFoundError(f"not in {found.place}: {', '.join(found.missing)}")
@@ -77,7 +76,7 @@ def _idx(place: Path, name: str) -> Array:
     axes = data[3] if len(data) >= 4 and data[:3] == b"\0\0\x08" else 0
     shape = np.frombuffer(data, ">u4", axes, 4).astype(int) if len(data) >= 4 + 4 * axes else np.zeros(0, int)
     if axes == 0 or len(data) != 4 + 4 * axes + shape.prod():
-        raise UserError(f"{place / name} is no IDX file of bytes, or is cut short. Replace it.")
+        raise UserError(f"{place / name} must be a complete IDX file of bytes. Replace it.")
     return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()
 
 
@@ -85,7 +84,7 @@ def _idx(place: Path, name: str) -> Array:
 
 
 def _cifar(train: tuple[str, ...], test: str, labels: str) -> Callable[[Path, str], Half]:
-    """Reader of the authors' pickled batches, whose checksums have been compared before."""
+    """A reader of the authors' pickled batches, whose checksums have already been compared."""
 
     def read_batches(place: Path, part: str) -> Half:
         pixels, classes = [], []
@@ -102,7 +101,7 @@ def _cifar(train: tuple[str, ...], test: str, labels: str) -> Callable[[Path, st
 def _svhn(place: Path, part: str) -> Half:
     from torchvision import datasets
 
-    loaded = datasets.SVHN(str(place), split=part, download=False)  # digit 0 is published as class 10; here it is 0
+    loaded = datasets.SVHN(str(place), split=part, download=False)  # torchvision maps the published class 10 to digit 0
     return Half(np.ascontiguousarray(loaded.data.transpose(0, 2, 3, 1)), torch.from_numpy(loaded.labels).long())
 
 
@@ -115,12 +114,12 @@ def _npz(name: str) -> Callable[[Path, str], Half]:
 
 
 def _arrays(path: Path, *names: str) -> list[Array]:
-    """Arrays of an .npz file. Raises `UserError` where it cannot be read or lacks one."""
+    """Arrays of an .npz file. Raises `UserError` if it could not be read or lacks one."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return [archive[name] for name in names]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} could not be read ({error}). Arrays {', '.join(names)} are expected.") from error
+        raise UserError(f"Could not read {path}: {error}. It must contain the arrays {', '.join(names)}.") from error
 
 
 # ------------------------------------------------------------------------------------- the sets
@@ -210,7 +209,7 @@ SETS = {
         scaling=_CIFAR100_SCALING,
         partners=("cifar10", "svhn"),
         cites=("krizhevsky2009",),
-        notes=("a part of CIFAR-100: 50 training images a class (of 500) and the whole test set",),
+        notes=("a part of CIFAR-100: 50 training images per class (of 500) and the whole test set",),
     ),
     "svhn": ImageSet(
         source=SOURCES["svhn"],

@@ -1,6 +1,6 @@
-"""Where the published image sets come from: files, lengths, checksums, and addresses of downloads.
+"""Where the published image sets come from: files, lengths, checksums, and download addresses.
 
-Addresses and sums of archives are those that torchvision publishes.
+Addresses and checksums of archives are those of torchvision.
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ SOURCES = {
         name="cifar100_subset",
         folder="",
         files=(File("cifar100_subset.npz"),),
-        by_hand="It has to be put there by hand: arrays train_images and train_labels (50 images a class), test_images "
+        by_hand="It must contain the arrays train_images and train_labels (50 images per class), test_images "
         "and test_labels.",
     ),
     "notmnist": Source(
         name="notmnist",
         folder="",
         files=(File("notMNIST_test.npz"),),
-        by_hand="It has to be put there by hand: an array test_images of letters [N, 28, 28].",
+        by_hand="It must contain an array test_images of letters [N, 28, 28].",
     ),
 }

@@ -1,4 +1,4 @@
-"""A task from images: kept as uint8 in memory, made into standardised floats batch by batch on their device."""
+"""A task from images: kept as uint8 in memory, converted to standardised floats batch by batch on their device."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def image_task(
     class_names: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Task:
-    """The task; a point's id is its place in the training files, then (counting on) in the test files.
+    """The task; a point's id is its index in the training files, continued through the test files.
 
     `published` are the training and the test part. `partners` read the out-of-distribution sets.
-    One that cannot be read is listed in `Task.unavailable` with the reason, and is never an error.
+    A partner that could not be read is listed in `Task.unavailable` with the reason; this is not an error.
     """
     training, testing = published
     first = len(training.pixels)  # id of the first test image
@@ -70,7 +70,7 @@ def image_task(
             unavailable[name] = str(error)
             continue
         if tuple(pixels.shape[1:]) != spec.input_shape:
-            unavailable[name] = f"its images are {tuple(pixels.shape[1:])}, not {spec.input_shape}"
+            unavailable[name] = f"its images must be {list(spec.input_shape)}; got {list(pixels.shape[1:])}"
             continue
         ood[name] = Split(pixels, None, torch.arange(len(pixels)), scaling)
     return Task(
@@ -89,8 +89,8 @@ def image_task(
 
 
 def channels_first(pixels: Array, rows: Tensor | None = None) -> Tensor:
-    """uint8 [M, C, H, W] of the images at `rows` (all of them without), from [N, H, W] or [N, H, W, C]."""
+    """uint8 [M, C, H, W] of the images at `rows` (None: all), from [N, H, W] or [N, H, W, C]."""
     chosen = torch.from_numpy(pixels if rows is None else pixels[rows.numpy()])
     if chosen.dtype != torch.uint8 or chosen.ndim not in (3, 4):
-        raise ValueError(f"holds {chosen.dtype} numbers of shape {tuple(chosen.shape)}, not images of bytes")
+        raise ValueError(f"it must contain images of bytes; got {chosen.dtype} of shape {list(chosen.shape)}")
     return chosen.unsqueeze(1) if chosen.ndim == 3 else chosen.permute(0, 3, 1, 2).contiguous()

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from bnn_runner.data.field_checks import noise_problems
-from bnn_runner.data.synthetic import made_parts, made_problems, normals
+from bnn_runner.data.synthetic import normals, synthetic_parts, synthetic_problems
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.tasks import Task, TaskSpec
@@ -23,8 +23,8 @@ def line(x: Tensor) -> Tensor:
 class Line1D:
     """y = 2x + 8 + noise, x standard normal; `noise` is the standard deviation of the Gaussian noise.
 
-    Without `standardise` networks are trained on y as it is. It matters where the step of the optimiser does: a
-    step of Adam moves outputs by an amount that has nothing to do with their unit.
+    Without `standardise`, networks are trained on y as it is. This matters for Adam, whose steps do not scale with the
+    unit of the outputs.
     """
 
     num_train: int
@@ -36,8 +36,8 @@ class Line1D:
     test_size: int | None
 
     def spec(self) -> TaskSpec:
-        """What is known before generating. Raises `UserError` for values that cannot be."""
-        raise_all(made_problems(self, 1) + noise_problems(self.noise))
+        """What is known before generating. Raises `UserError` for invalid values."""
+        raise_all(synthetic_problems(self, 1) + noise_problems(self.noise))
         return TaskSpec("line1d", "regression", (1,), 1, self.val_fraction)
 
     def load(self, data_dir: Path, seed: int) -> Task:
@@ -45,4 +45,4 @@ class Line1D:
         spec = self.spec()
         x = normals(self, "line1d", seed, "inputs")
         y = line(x) + self.noise * normals(self, "line1d", seed, "noise")
-        return table_task(spec, x, y, made_parts(self, seed), truth=line, scale_targets=self.standardise)
+        return table_task(spec, x, y, synthetic_parts(self, seed), truth=line, scale_targets=self.standardise)

@@ -21,14 +21,14 @@ from bnn_runner.tasks import Task, TaskSpec
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 WIDE_GAP = 0.05
-"""A stretch without points counts as a gap from this share of the range on."""
+"""A stretch without points counts as a gap if it is at least this share of the range."""
 REACH, NUM_OOD = 0.3, 100
 """The set "far" reaches this share of the range beyond both ends."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A set as published: its files, how many rows they hold, and how rows [N, 2] of (x, y) are read of a folder."""
+    """A set as published: its files, their number of rows, and a reader of rows [N, 2] of (x, y) from a folder."""
 
     source: Source
     rows: int
@@ -63,9 +63,9 @@ def _co2(folder: Path) -> Array:
 
 
 def _source(name: str, folder: str, files: dict[str, str], where: str) -> Source:
-    """Files by name with their SHA-256 sums, which are fetched by hand."""
+    """Files by name with their SHA-256 sums, to be downloaded by hand."""
     listed = tuple(File(file, checksum=checksum) for file, checksum in files.items())
-    return Source(name, folder, listed, by_hand=f"It has to be fetched by hand from {where}.")
+    return Source(name, folder, listed, by_hand=f"Download them by hand from {where}.")
 
 
 DUN = "https://github.com/cambridge-mlg/DUN"
@@ -122,8 +122,8 @@ SETS = {
 class RecordedCurve:
     """One input, one output: snelson, matern_1d, agw, my_1d (both with gaps) or co2 (Mauna Loa, weekly).
 
-    `test_fraction` of the points, chosen by the seed, is the test set. The sets "gap" (where inputs
-    leave a twentieth of their range or more empty, if they do) and "far" (beyond both ends) have no targets.
+    `test_fraction` of the points, drawn by the seed, is the test set. The sets "gap" (stretches without inputs of at
+    least a twentieth of the range, if there are any) and "far" (beyond both ends) have no targets.
     """
 
     name: str
@@ -133,10 +133,10 @@ class RecordedCurve:
     test_size: int | None
 
     def spec(self) -> TaskSpec:
-        """What is known before reading. Raises `UserError` for values that cannot be."""
+        """What is known before reading. Raises `UserError` for invalid values."""
         problems = []
         if self.name not in SETS:
-            problems.append(f"data.name={self.name} is not known. The sets are {', '.join(SETS)}. Choose one of them.")
+            problems.append(f"data.name must be one of {', '.join(SETS)}; got {self.name}.")
         problems += fraction_problems(self.test_fraction)
         train, test = (0, 0) if problems else halves_of(SETS[self.name].rows, self.test_fraction)
         raise_all(problems + self._sizes.problems(train, test))
@@ -153,7 +153,7 @@ class RecordedCurve:
         return {}
 
     def load(self, data_dir: Path, seed: int) -> Task:
-        """Read the points. Raises `UserError` where a file is missing or not the published one."""
+        """Read the points. Raises `UserError` if a file is missing or not the published one."""
         spec, recorded = self.spec(), SETS[self.name]
         folder = ensure(recorded.source, data_dir)
         points = torch.from_numpy(recorded.read(folder))

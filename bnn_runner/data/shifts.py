@@ -1,7 +1,7 @@
-"""Shifted test images, made batch by batch: rotation, and corruptions in the manner of Hendrycks and Dietterich (2019).
+"""Shifted test images, computed batch by batch: rotation, and corruptions after Hendrycks and Dietterich (2019).
 
-The corruptions are made here, with the settings that those authors publish for 32 x 32 images; they
-are not their files CIFAR-10-C, and scores on them are not comparable with scores on those.
+The corruptions are computed here with the authors' settings for 32 x 32 images. They are not the files of CIFAR-10-C,
+and scores on them are not comparable with scores on CIFAR-10-C.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLEAN = "clean/0"
 
 
 def rotate(x: Tensor, degrees: float, noise: Tensor) -> Tensor:
-    """Images turned counter-clockwise about their centre, bilinear, black beyond the edge."""
+    """Images rotated counter-clockwise about their centre, bilinear, black beyond the edge."""
     c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     ratio = x.shape[-1] / x.shape[-2]
     matrix = torch.tensor([[c, -s / ratio, 0.0], [s * ratio, c, 0.0]], device=x.device, dtype=x.dtype)
@@ -51,7 +51,7 @@ def gaussian_blur(x: Tensor, sd: float, noise: Tensor) -> Tensor:
 
 
 def contrast(x: Tensor, factor: float, noise: Tensor) -> Tensor:
-    """Distance from each channel's mean over the image, times a factor."""
+    """The distance from each channel's mean over the image, multiplied by a factor."""
     mean = x.mean((-2, -1), keepdim=True)
     return (x - mean) * factor + mean
 
@@ -62,14 +62,14 @@ def brightness(x: Tensor, plus: float, noise: Tensor) -> Tensor:
 
 
 def pixelate(x: Tensor, factor: float, noise: Tensor) -> Tensor:
-    """Made smaller by averaging, and large again by repeating pixels."""
+    """Downsampled by averaging, then upsampled by repeating pixels."""
     height, width = x.shape[-2:]
     small = F.adaptive_avg_pool2d(x, (max(1, int(height * factor)), max(1, int(width * factor))))
     return F.interpolate(small, size=(height, width), mode="nearest")
 
 
 Change = Callable[[Tensor, float, Tensor], Tensor]
-"""(images in [0, 1] [B, C, H, W], strength, uniform numbers of each image's own, of their shape) -> images."""
+"""(images in [0, 1] [B, C, H, W], strength, uniform random numbers of each image, of their shape) -> images."""
 
 SHIFTS: dict[str, tuple[Change, dict[int, float]]] = {
     "rotation": (rotate, {d: float(d) for d in (15, 30, 45, 60, 75, 90, 120, 150, 180)}),
@@ -84,21 +84,19 @@ SHIFTS: dict[str, tuple[Change, dict[int, float]]] = {
 
 
 def shift_problems(names: object) -> list[str]:
-    """What is wrong with `data.shifts`."""
+    """Problems with `data.shifts`."""
     if not isinstance(names, Sequence) or isinstance(names, str):
-        return [f"data.shifts={names} is no list. Give names in brackets, as in data.shifts=[rotation]; [] is none."]
+        return [f"data.shifts must be a list, as in data.shifts=[rotation], or [] for none; got {names}."]
     return [
-        f"data.shifts has {name!r}, which is not known. There are {', '.join(SHIFTS)}. Choose among them."
-        for name in names
-        if name not in SHIFTS
+        f"data.shifts must list names of {', '.join(SHIFTS)}; got {name!r}." for name in names if name not in SHIFTS
     ]
 
 
 @dataclass(frozen=True)
 class Shifted:
-    """Images of bytes, changed when they are read; values from 0 to 255 as floats.
+    """Images of bytes, shifted when they are read; values from 0 to 255 as floats.
 
-    The noise of an image depends on (seed, its id) only: every draw, batch and level sees the same.
+    The noise of an image depends only on (seed, its id): every draw, batch and level sees the same.
     """
 
     pixels: Tensor
@@ -119,8 +117,8 @@ class Shifted:
         noise = x
         if self.change in (gaussian_noise, impulse_noise):
             ids = self.ids[indices.to(self.ids.device)].tolist()
-            made = [torch.rand(x.shape[1:], generator=generator(self.seed, "shift", i)) for i in ids]
-            noise = torch.stack(made).to(self.device)
+            each = [torch.rand(x.shape[1:], generator=generator(self.seed, "shift", i)) for i in ids]
+            noise = torch.stack(each).to(self.device)
         return self.change(x, self.strength, noise).clamp(0, 1).mul_(255)
 
     def ahead(self, indices: Tensor) -> None:

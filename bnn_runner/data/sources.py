@@ -1,7 +1,7 @@
-"""What a published data set consists of on disk, and what of it is there: whole, missing or damaged.
+"""The files of a published data set, and the state they are in: complete, missing or damaged.
 
-A data set that lies in files says so by `sources()` (what it cannot do without) and
-`partner_sources()` (its out-of-distribution sets); `bnn_runner.data.downloads` fetches them.
+A data set that is read from files has `sources()` (the files it requires) and `partner_sources()` (its
+out-of-distribution sets); `bnn_runner.data.downloads` fetches them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Protocol, runtime_checkable
 
 from bnn_runner.errors import UserError
 
-WHERE_ELSE = "or name the folder that has them with data_dir=... or the environment variable BNN_DATA_DIR."
+WHERE_ELSE = "or give the folder that contains them by data_dir=... or the environment variable BNN_DATA_DIR."
 
 
 @dataclass(frozen=True)
 class File:
-    """A file as published: length in bytes where it is known, and MD5 (32 digits) or SHA-256 sum (64), or ""."""
+    """A file as published: its length in bytes if known, and its MD5 (32 digits) or SHA-256 sum (64), or ""."""
 
     name: str
     length: int | None = None
@@ -30,9 +30,9 @@ class File:
 
 @dataclass(frozen=True)
 class Archive:
-    """What is downloaded for it: the first of `urls` that answers, with the checksum of the bytes that come.
+    """An archive to download from the first of `urls` that answers; `checksum` is that of the downloaded bytes.
 
-    .gz, .tar.gz, .tgz and .zip are unpacked, anything else is the file itself.
+    .gz, .tar.gz, .tgz and .zip are unpacked; anything else is the file itself.
     """
 
     urls: tuple[str, ...]
@@ -47,8 +47,8 @@ class Archive:
 class Source:
     """The files of a data set under one folder of the data folder, and where they come from.
 
-    Without `archives` they are put there by hand, as `by_hand` says. `elsewhere` are folders of the
-    system that may have all of them (as they are, or as name.gz) and are read in place.
+    Without `archives` a person puts them there, as `by_hand` explains. `elsewhere` are system folders that may
+    hold all of them (as they are, or as name.gz) and are read in place.
     """
 
     name: str
@@ -59,30 +59,30 @@ class Source:
     elsewhere: tuple[Path, ...] = ()
 
     def only(self, names: Sequence[str]) -> Source:
-        """Some of the files, and of the archives those that hold one file each of them, or else all."""
+        """Only the named files, with the archives of these single files, or all archives if there are none."""
         single = tuple(a for a in self.archives if a.name.removesuffix(".gz") in names)
         return replace(self, files=tuple(f for f in self.files if f.name in names), archives=single or self.archives)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What of a source is there: the folder it is read from, names that are missing, what is wrong with others."""
+    """The state of a source: the folder it is read from, the missing files, and what is wrong with damaged ones."""
 
     place: Path
     missing: tuple[str, ...]
     damaged: tuple[str, ...]
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         return not self.missing and not self.damaged
 
 
 @runtime_checkable
 class Published(Protocol):
-    """A data set that lies in files."""
+    """A data set that is read from files."""
 
     def sources(self) -> Sequence[Source]:
-        """What it cannot do without."""
+        """The files it requires."""
         ...
 
     def partner_sources(self) -> Mapping[str, Source]:
@@ -91,7 +91,7 @@ class Published(Protocol):
 
 
 def look(source: Source, data_dir: Path) -> Found:
-    """Compare what is there with what was published. Reads only; damage is told apart from absence."""
+    """Compare the files on disk with the published ones, without writing; lists missing and damaged files apart."""
     place = data_dir / source.folder
     here = _compare(source, place)
     if len(here.missing) == len(source.files):
@@ -107,7 +107,7 @@ def _compare(source: Source, place: Path, packed: bool = False) -> Found:
     for file in source.files:
         path = place / file.name
         if packed and not path.is_file() and path.with_name(f"{file.name}.gz").is_file():
-            continue  # gzip carries a checksum of its own, which reading compares
+            continue  # gzip has its own checksum, which is compared on reading
         if not path.is_file():
             missing.append(file.name)
         elif problem := difference(path, file):
@@ -116,42 +116,42 @@ def _compare(source: Source, place: Path, packed: bool = False) -> Found:
 
 
 def difference(path: Path, file: File) -> str:
-    """How the file at `path` differs from the published one; "" if it does not."""
+    """How the file at `path` differs from the published one, as a sentence; "" if it does not."""
     facts = path.stat()
     if file.length is not None and facts.st_size != file.length:
-        return f"{path} is damaged. It has {facts.st_size:,} bytes, expected were {file.length:,}."
+        return f"{path} is damaged: it must have {file.length:,} bytes; got {facts.st_size:,}."
     if file.checksum and (found := _checksum(path, len(file.checksum), facts.st_size, facts.st_mtime_ns)) != (
         file.checksum
     ):
         return (
-            f"{path} is not the published file. Its {algorithm(file.checksum)} sum is {found} "
-            f"({facts.st_size:,} bytes), expected was {file.checksum}. It is damaged or another version."
+            f"{path} is damaged or another version: its {algorithm(file.checksum)} sum must be {file.checksum}; got "
+            f"{found} ({facts.st_size:,} bytes)."
         )
     return ""
 
 
 def algorithm(checksum: str) -> str:
-    """The algorithm that a sum of so many hexadecimal digits is of."""
+    """The algorithm of a checksum, from its number of hexadecimal digits."""
     return {32: "MD5", 64: "SHA-256"}[len(checksum)]
 
 
 @lru_cache(maxsize=256)
 def _checksum(path: Path, digits: int, length: int, changed: int) -> str:
-    """Sum of a file, once in a process as long as its length and time stamp stay."""
+    """Checksum of a file; computed once per process while its length and time stamp stay the same."""
     with path.open("rb") as f:
         return hashlib.file_digest(f, "md5" if digits == 32 else "sha256").hexdigest()
 
 
 def refuse_damaged(found: Found) -> None:
-    """Raise `UserError` for every damaged file; nothing is deleted."""
+    """Raise a `UserError` that lists every damaged file; nothing is deleted."""
     if found.damaged:
         raise UserError(
-            *(f"{what} Replace it, take it away (then it is fetched anew), {WHERE_ELSE}" for what in found.damaged)
+            *(f"{what} Replace it, delete it (it is then downloaded again), {WHERE_ELSE}" for what in found.damaged)
         )
 
 
 def read(place: Path, name: str) -> bytes:
-    """The bytes of a file of a source, from `name` or from `name`.gz. Raises `UserError` where the latter is cut."""
+    """The bytes of a file of a source, from `name` or from `name`.gz. Raises `UserError` if the latter is damaged."""
     path = place / name
     if path.is_file():
         return path.read_bytes()

@@ -3,12 +3,12 @@
 Every data set divides its points here, so that `data.val_fraction`, `data.train_size` and
 `data.test_size` mean the same everywhere:
 
-- `val_fraction` of the training points is set aside, in an order that depends on the data seed only;
-- `train_size` = n keeps exactly n of the rest and val_fraction / (1 - val_fraction) times n of the
-  points set aside, so that validation stays the same share of what is used;
+- `val_fraction` of the training points is set aside, in an order that depends only on the data seed;
+- `train_size` = n keeps exactly n of the rest, and val_fraction / (1 - val_fraction) times n of the points set
+  aside, so that validation keeps its share;
 - `test_size` = n keeps exactly n test points, whatever `train_size` is.
 
-A smaller part is always contained in a larger one of the same seed. Each part is in ascending order of ids.
+With the same seed, a smaller part is always contained in a larger one. Each part is in ascending order of ids.
 """
 
 from __future__ import annotations
@@ -27,50 +27,49 @@ from bnn_runner.tasks import Split
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of a data set is used (the three fields that all data sets have)."""
+    """How much of a data set is used: three fields of every data set."""
 
     val_fraction: float
     train_size: int | None
     test_size: int | None
 
     def problems(self, num_train: int, num_test: int) -> list[str]:
-        """What is wrong with them for a set of `num_train` and `num_test` points, naming the keys."""
+        """Problems with the fields for a set of `num_train` and `num_test` points, as sentences that name the keys."""
         found = []
         fraction_ok = is_number(self.val_fraction) and 0 <= self.val_fraction < 1
         if not fraction_ok:
             found.append(
-                f"data.val_fraction={self.val_fraction} cannot be. It is the share of the training points that is set "
-                "aside for validation. Give a number from 0 (none) to below 1, for example data.val_fraction=0.1."
+                "data.val_fraction must be at least 0 and below 1 (the share of the training points for validation); "
+                f"got {self.val_fraction}. Use for example data.val_fraction=0.1."
             )
         for key, size in (("train_size", self.train_size), ("test_size", self.test_size)):
             if size is not None and not (is_integer(size) and size >= 1):
                 found.append(
-                    f"data.{key}={size} cannot be. It is a number of points. "
-                    f"Give a whole number of at least 1, or data.{key}=null for all of them."
+                    f"data.{key} must be a whole number of at least 1; got {size}. Use data.{key}=null for all points."
                 )
         if not fraction_ok or num_train < 1 or num_test < 1:
             return found
         left = num_train - self._num_set_aside(num_train)
         if left < 1:
             found.append(
-                f"data.val_fraction={self.val_fraction} leaves nothing to train on. There are {num_train} training "
-                "points in all. Lower data.val_fraction."
+                f"data.val_fraction must leave a point to train on; got {self.val_fraction} of {num_train} training "
+                "points. Lower data.val_fraction."
             )
         elif self.train_size is not None and is_integer(self.train_size) and self.train_size > left:
-            aside = f", of which data.val_fraction={self.val_fraction} leaves {left}" if left < num_train else ""
+            used = f" (of {num_train}, less data.val_fraction={self.val_fraction})" if left < num_train else ""
             found.append(
-                f"data.train_size={self.train_size} is more than there is. The data set has {num_train} training "
-                f"points{aside}. Give at most data.train_size={left}, or null for all."
+                f"data.train_size must be at most {left}, the number of training points{used}; got {self.train_size}. "
+                f"Use data.train_size={left}, or null for all."
             )
         if self.test_size is not None and is_integer(self.test_size) and self.test_size > num_test:
             found.append(
-                f"data.test_size={self.test_size} is more than there is. The data set has {num_test} test points. "
-                f"Give at most data.test_size={num_test}, or null for all."
+                f"data.test_size must be at most {num_test}, the number of test points; got {self.test_size}. "
+                f"Use data.test_size={num_test}, or null for all."
             )
         return found
 
     def _num_set_aside(self, num_train: int) -> int:
-        """Validation points of the whole set: rounded, and at least one where any are asked for."""
+        """Validation points of the whole set: rounded, and at least one if `val_fraction` is positive."""
         return max(1, round(self.val_fraction * num_train)) if self.val_fraction > 0 else 0
 
     def counts(self, num_train: int) -> tuple[int, int, int]:
@@ -99,10 +98,15 @@ def divide(
     train_labels: Tensor | None,
     test_labels: Tensor | None,
 ) -> Parts:
-    """Train, val and test rows out of the two published halves.
+    """Train, val and test rows from the two published halves.
 
-    `train_labels` and `test_labels` hold the class of each of `train_rows` and `test_rows`, for
-    stratification (none for regression). `sizes` must have no problems.
+    Args:
+        train_rows: rows of the training half.
+        test_rows: rows of the test half.
+        sizes: how many of them to use; must have no problems.
+        seed: of the division.
+        train_labels: the class of each of `train_rows`, for stratification; None for regression.
+        test_labels: the same for `test_rows`.
     """
     aside, num_val, num_train = sizes.counts(len(train_rows))
     order = train_rows[seeded_order(len(train_rows), train_labels, generator(seed, "split", "val"))]
@@ -114,10 +118,10 @@ def divide(
 
 
 def seeded_order(count: int, labels: Tensor | None, stream: torch.Generator) -> Tensor:
-    """A random order of `count` points; with labels, every beginning of it holds the classes in proportion.
+    """A random order of `count` points; with labels, every prefix of it contains the classes in proportion.
 
-    The j-th of the n_c points of class c is put at (j + 1/2) / n_c of the way, so that the first m
-    points hold m n_c / N of them up to rounding.
+    The j-th of the n_c points of class c is placed at (j + 1/2) / n_c of the way, so that the first m points contain
+    m n_c / N of them, up to rounding.
     """
     order = torch.randperm(count, generator=stream)
     if labels is None:
@@ -131,7 +135,7 @@ def seeded_order(count: int, labels: Tensor | None, stream: torch.Generator) -> 
 
 
 def fingerprint(train: Split, val_ids: Tensor, *constants: Tensor) -> str:
-    """A hash of what a training sees: inputs, targets, scaling constants, and which points are validation."""
+    """A hash of what a training depends on: inputs, targets, scaling constants, and ids of the validation points."""
     digest = hashlib.blake2b(digest_size=16)
     targets = () if train.targets is None else (train.targets,)
     for tensor in (train.inputs, *targets, train.ids, val_ids, *constants):

@@ -30,8 +30,8 @@ SOURCE = Source(
         File("dev.tsv", 92_057, "eddea6b39e601dd4e7a672b53cc40fdf6019fa80522f351206c24340ca5d9359"),
         File("test.tsv", 188_749, "831169c7e2e429d6026e1bdbb542f33b636e3e596caad9602ebc953c205928b7"),
     ),
-    by_hand="It has to be put there by hand: the sentences of the Stanford Sentiment Treebank with two classes, one a "
-    "line, then a tab and 0 or 1, without a header.",
+    by_hand="They must contain the sentences of the Stanford Sentiment Treebank with two classes, one per line, "
+    "followed by a tab and 0 or 1, without a header.",
 )
 PADDING, UNKNOWN = 0, 1
 _WORD = re.compile(r"[\w']+|[^\w\s]")
@@ -39,7 +39,7 @@ _WORD = re.compile(r"[\w']+|[^\w\s]")
 
 @dataclass(frozen=True, kw_only=True)
 class SST2:
-    """Sentences as the ids of their lower-cased words [length], padded at the end with 0; longer ones are cut.
+    """Sentences as the ids of their lower-cased words [length], padded at the end with 0; longer ones are truncated.
 
     The words are the `vocabulary` - 2 most frequent ones of the training part; any other is id 1. The
     published training and development sentences are one set, of which `val_fraction` is set aside.
@@ -55,12 +55,12 @@ class SST2:
     cites: ClassVar[tuple[str, ...]] = ("socher2013",)
 
     def spec(self) -> TaskSpec:
-        """What is known before reading. Raises `UserError` for values that cannot be."""
+        """What is known before reading. Raises `UserError` for invalid values."""
         problems = [
-            f"data.{key}={value} cannot be. It is a number of {what}: {least} or more."
+            f"data.{key} must be a whole number of at least {least} ({what}); got {value}."
             for key, value, what, least in (
-                ("vocabulary", self.vocabulary, "token ids, with padding and unknown words", 3),
-                ("length", self.length, "words of a sentence", 1),
+                ("vocabulary", self.vocabulary, "token ids, including padding and unknown words", 3),
+                ("length", self.length, "words per sentence", 1),
             )
             if not (is_integer(value) and value >= least)
         ]
@@ -78,7 +78,7 @@ class SST2:
         return {}
 
     def load(self, data_dir: Path, seed: int) -> Task:
-        """Read the sentences. Raises `UserError` when files are missing or not the published ones."""
+        """Read the sentences. Raises `UserError` if files are missing or not the published ones."""
         spec = self.spec()
         place = ensure(SOURCE, data_dir)
         names = ("train", "dev", "test")
@@ -95,7 +95,7 @@ class SST2:
             return Split(tokens[chosen], labels[chosen], chosen)
 
         train, val, test = part(parts.train), part(parts.val), part(parts.test)
-        used = sum(len(words) > self.length for words, _ in training)
+        longer = sum(len(words) > self.length for words, _ in training)
         return Task(
             spec=spec,
             train=train,
@@ -106,7 +106,7 @@ class SST2:
             target_mean=torch.zeros(2),
             target_scale=torch.ones(2),
             class_names=("negative", "positive"),
-            notes=(f"{len(ids)} words of the training part have an id; {used} training sentences are longer and cut",),
+            notes=(f"{len(ids)} words of the training part have an id; {longer} training sentences are truncated",),
         )
 
 
@@ -120,20 +120,20 @@ def words_of(text: str) -> list[str]:
 
 
 def vocabulary_ids(sentences: Iterable[Sequence[str]], size: int) -> dict[str, int]:
-    """Ids from 2 on of the `size` - 2 most frequent words, those of equal frequency by the alphabet."""
+    """Ids, from 2 on, of the `size` - 2 most frequent words; ties are ordered alphabetically."""
     counts = Counter(word for words in sentences for word in words)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]
     return {word: i for i, word in enumerate(ranked, UNKNOWN + 1)}
 
 
 def encode(words: Sequence[str], ids: Mapping[str, int], length: int) -> Tensor:
-    """Ids [length]: cut, or padded with 0 at the end."""
+    """Ids [length]: truncated, or padded with 0 at the end."""
     row = [ids.get(word, UNKNOWN) for word in words[:length]]
     return torch.tensor(row + [PADDING] * (length - len(row)), dtype=torch.int64)
 
 
 def shuffle_words(tokens: Tensor, seed: int) -> Tensor:
-    """Each row's words in an order of its own; the padding stays at the end."""
+    """Each row's words in a random order of its own; the padding stays at the end."""
     keys = torch.rand(tokens.shape, generator=generator(seed, "sst2", "shuffled"))
     return tokens.gather(1, keys.masked_fill(tokens == PADDING, 2.0).argsort(dim=1, stable=True))
 
@@ -144,6 +144,6 @@ def _read(path: Path) -> list[tuple[list[str], int]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         text, tab, label = line.rpartition("\t")
         if not tab or label not in ("0", "1"):
-            raise UserError(f"{path}, line {number}: a sentence, a tab and 0 or 1 are expected. Replace the file.")
+            raise UserError(f"{path}, line {number} must be a sentence, a tab, and 0 or 1. Replace the file.")
         rows.append((words_of(text), int(label)))
     return rows

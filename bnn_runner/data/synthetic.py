@@ -1,6 +1,6 @@
-"""What data sets that are made, not read, share: the numbers of points, their division, and their random numbers.
+"""What generated data sets share: the numbers of points, their division, and their random numbers.
 
-A made set has the training points first and the test points after them; N is both together.
+A generated set has the training points first and the test points after them; N counts both.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NUM_OOD = 100
 """Points of an out-of-distribution set on a line."""
 
 
-class Made(Protocol):
-    """The fields that every made set has."""
+class Synthetic(Protocol):
+    """The fields of every generated set."""
 
     @property
     def num_train(self) -> int: ...
@@ -38,39 +38,41 @@ class Made(Protocol):
     def test_size(self) -> int | None: ...
 
 
-def made_problems(data: Made, least: int) -> list[str]:
-    """What is wrong with these fields, where at least `least` training and test points are needed."""
+def synthetic_problems(data: Synthetic, least: int) -> list[str]:
+    """Problems with these fields, if at least `least` training and test points are needed."""
     counts = count_problems(least, num_train=data.num_train, num_test=data.num_test)
     known = (0, 0) if counts else (data.num_train, data.num_test)
     return counts + _sizes(data).problems(*known)
 
 
-def made_parts(data: Made, seed: int, train_labels: Tensor | None = None, test_labels: Tensor | None = None) -> Parts:
+def synthetic_parts(
+    data: Synthetic, seed: int, train_labels: Tensor | None = None, test_labels: Tensor | None = None
+) -> Parts:
     """Train, val and test rows of the N points; labels as for `divide`."""
     rows = torch.arange(data.num_train + data.num_test)
     train, test = rows[: data.num_train], rows[data.num_train :]
     return divide(train, test, _sizes(data), seed, train_labels, test_labels)
 
 
-def _sizes(data: Made) -> Sizes:
+def _sizes(data: Synthetic) -> Sizes:
     return Sizes(data.val_fraction, data.train_size, data.test_size)
 
 
-def uniforms(data: Made, name: str, seed: int) -> Tensor:
+def uniforms(data: Synthetic, name: str, seed: int) -> Tensor:
     """Uniform numbers [N, 1] on [0, 1) for the inputs of the set `name`."""
     return _numbers(data, torch.rand, name, seed, "inputs")
 
 
-def normals(data: Made, name: str, seed: int, what: str) -> Tensor:
+def normals(data: Synthetic, name: str, seed: int, what: str) -> Tensor:
     """Standard normal numbers [N, 1] for the "inputs" or the "noise" of the set `name`."""
     return _numbers(data, torch.randn, name, seed, what)
 
 
-def _numbers(data: Made, kind: Callable[..., Tensor], name: str, seed: int, what: str) -> Tensor:
-    """Each part has a stream of its own: more training points leave the test points as they are."""
+def _numbers(data: Synthetic, kind: Callable[..., Tensor], name: str, seed: int, what: str) -> Tensor:
+    """Each part has its own stream, so that more training points do not change the test points."""
     counts = (("train", data.num_train), ("test", data.num_test))
-    made = [kind(n, 1, generator=generator(seed, name, part, what), dtype=torch.float64) for part, n in counts]
-    return torch.cat(made)
+    numbers = [kind(n, 1, generator=generator(seed, name, part, what), dtype=torch.float64) for part, n in counts]
+    return torch.cat(numbers)
 
 
 def beyond(low: float, high: float, shown: tuple[float, float]) -> Tensor:

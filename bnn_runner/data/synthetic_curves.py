@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.data.field_checks import noise_problems
-from bnn_runner.data.synthetic import beyond, made_parts, made_problems, normals, uniforms
+from bnn_runner.data.synthetic import beyond, normals, synthetic_parts, synthetic_problems, uniforms
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.tasks import Task, TaskSpec
@@ -19,7 +19,7 @@ from bnn_runner.tasks import Task, TaskSpec
 
 @dataclass(frozen=True)
 class Curve:
-    """Noise-free outputs at inputs [M, 1], the range of the inputs, and the range that pictures show.
+    """Noise-free outputs at inputs [M, 1], the range of the inputs, and the range that figures show.
 
     `noise_inside`: the noise e also moves the input, y = g(x + e) + x + e, as in Blundell et al. (2015).
     """
@@ -47,7 +47,7 @@ class MadeCurve:
 
     bbb_curve: y = x + 0.3 sin 2π(x + e) + 0.3 sin 4π(x + e) + e on [0, 0.5] (Blundell et al. 2015).
     cubic: y = x³ + e on [−4, 4] (Hernández-Lobato & Adams 2015). e ~ N(0, `noise`²). The set
-    "far" is what pictures show beyond the range; it has no targets.
+    "far" covers what figures show beyond the range; it has no targets.
     """
 
     name: str
@@ -59,12 +59,10 @@ class MadeCurve:
     test_size: int | None
 
     def spec(self) -> TaskSpec:
-        """What is known before generating. Raises `UserError` for values that cannot be."""
-        problems = made_problems(self, 1) + noise_problems(self.noise)
+        """What is known before generating. Raises `UserError` for invalid values."""
+        problems = synthetic_problems(self, 1) + noise_problems(self.noise)
         if self.name not in CURVES:
-            problems.append(
-                f"data.name={self.name} is not known. The curves are {', '.join(CURVES)}. Choose one of them."
-            )
+            problems.append(f"data.name must be one of {', '.join(CURVES)}; got {self.name}.")
         raise_all(problems)
         return TaskSpec(self.name, "regression", (1,), 1, self.val_fraction)
 
@@ -75,4 +73,4 @@ class MadeCurve:
         e = self.noise * normals(self, self.name, seed, "noise")
         y = curve.truth(x + e) if curve.noise_inside else curve.truth(x) + e
         ood = {"far": beyond(curve.low, curve.high, curve.shown)}
-        return table_task(spec, x, y, made_parts(self, seed), ood=ood, truth=curve.truth)
+        return table_task(spec, x, y, synthetic_parts(self, seed), ood=ood, truth=curve.truth)

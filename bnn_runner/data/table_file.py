@@ -1,4 +1,4 @@
-"""A table in a text file: its header, cells and their lines, whatever program wrote it."""
+"""A table in a text file, from any program: its header, cells and their line numbers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bnn_runner.errors import UserError
 
 SEPARATORS = (",", ";", "\t", "|")
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
-"""How a missing cell is written, in small letters."""
+"""How a missing cell is written, in lower case."""
 
 
 @dataclass(frozen=True)
 class TextTable:
     """Cells as texts without outer spaces, row by row; `lines` are their line numbers in the file, counted from 1.
 
-    `header` is None where the first line holds numbers alone. `separator` is what stood between cells
-    (a space for white space).
+    `header` is None if the first line holds only numbers. `separator` stood between the cells (a space for white
+    space).
     """
 
     path: Path
@@ -34,7 +34,7 @@ class TextTable:
         return len(self.rows[0])
 
     def number(self, cell: str) -> float | None:
-        """The number in a cell (NaN for a missing one), None for a text. "1,5" is one and a half between semicolons."""
+        """The number in a cell (NaN for a missing one), None for text. Between semicolons, "1,5" is one and a half."""
         return number(cell, decimal_comma=self.separator != ",")
 
 
@@ -64,11 +64,9 @@ def read_table(path: Path) -> TextTable:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}). Give the file of a table.") from None
+        raise UserError(f"Could not read {path}: {error.strerror}. Give the file of a table.") from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is no text in UTF-8 (byte {error.start}). Save it as CSV in UTF-8 and give that."
-        ) from None
+        raise UserError(f"{path} must be text in UTF-8; byte {error.start} is not. Save it as CSV in UTF-8.") from None
     separator = _separator(text)
     cells: list[tuple[str, ...]] = []
     lines: list[int] = []
@@ -89,22 +87,22 @@ def read_table(path: Path) -> TextTable:
     if cells and _names_columns(cells[0], separator):
         header, cells, lines = cells[0], cells[1:], lines[1:]
     if not cells:
-        raise UserError(f"{path} holds no rows. A table has one row a point.")
+        raise UserError(f"{path} must have one row per point; got no rows.")
     width = len(header) if header is not None else len(cells[0])
     for found, line in zip(cells, lines, strict=True):
         if len(found) != width:
             raise UserError(
-                f"{path}, line {line}: {len(found)} cells, and the first line has {width}. Each row needs as many "
-                f"(cells are taken to be separated by {separator!r})."
+                f"{path}, line {line} must have {width} cells, as the first line; got {len(found)} (separated by "
+                f"{separator!r})."
             )
     if header is not None and len(set(header)) < len(header):
         double = next(name for name in header if header.count(name) > 1)
-        raise UserError(f"{path}: two columns are named {double!r}. Name each column once.")
+        raise UserError(f"{path}: column names must be unique; got {double!r} twice.")
     return TextTable(path, header, tuple(cells), tuple(lines), separator)
 
 
 def _separator(text: str) -> str:
-    """The separator that cuts the first lines into equally many cells, the most; white space where none does."""
+    """The separator that splits the first lines into equally many cells, the most of them; else white space."""
     first = [line for line in text.splitlines() if line.strip()][:20]
     counts = {}
     for separator in SEPARATORS:
@@ -112,7 +110,7 @@ def _separator(text: str) -> str:
         if len(widths) == 1 and (width := widths.pop()) > 1:
             counts[separator] = width
     if counts:
-        # Semicolons before commas: commas may be decimal ones, which cut rows into equally many cells too.
+        # Semicolons before commas: decimal commas split rows into equally many cells as well.
         return max(counts, key=lambda s: (s == ";", counts[s]))
     if any("," in line for line in first):
         return ","
@@ -122,6 +120,6 @@ def _separator(text: str) -> str:
 
 
 def _names_columns(row: Sequence[str], separator: str) -> bool:
-    """Whether a first row names columns: it holds texts and no number (an unnamed column is an empty cell)."""
+    """Whether a first row names columns: it has text and no number (an unnamed column is an empty cell)."""
     values = [number(cell, separator != ",") for cell in row]
     return None in values and all(v is None or v != v for v in values)

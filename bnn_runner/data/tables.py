@@ -12,13 +12,13 @@ from bnn_runner.data.splits import Parts, fingerprint
 from bnn_runner.errors import UserError
 from bnn_runner.tasks import Split, Task, TaskSpec
 
-# A column whose values span less than this share of their size is rounding, not variation.
+# A column is constant if its range is below this share of its size: such variation is rounding.
 CONSTANT_RANGE = 1e-10
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """original = mean + scale * scaled; both [D], float64. `constant` lists the columns that do not vary."""
+    """original = mean + scale * scaled; both [D], float64. `constant` lists the constant columns."""
 
     mean: Tensor
     scale: Tensor
@@ -32,17 +32,17 @@ class Scaling:
 def standardise(values: Tensor) -> Scaling:
     """Mean and standard deviation (over N, population form) of `values` [N, D]; scale 1 for a constant column.
 
-    Constant is judged by the range relative to the largest size, since the standard deviation of
-    equal numbers need not come out as exactly zero.
+    A column counts as constant by its range relative to its largest size, since rounding can make the standard
+    deviation of equal numbers differ from zero.
     """
     values = values.double()
-    spread = values.amax(0) - values.amin(0)
-    constant = spread <= CONSTANT_RANGE * values.abs().amax(0)
-    scale = torch.where(constant, torch.ones_like(spread), values.std(0, correction=0))
+    extent = values.amax(0) - values.amin(0)
+    constant = extent <= CONSTANT_RANGE * values.abs().amax(0)
+    scale = torch.where(constant, torch.ones_like(extent), values.std(0, correction=0))
     return Scaling(values.mean(0), scale, tuple(constant.nonzero().squeeze(1).tolist()))
 
 
-def _as_they_are(count: int) -> Scaling:
+def _identity(count: int) -> Scaling:
     return Scaling(torch.zeros(count), torch.ones(count))
 
 
@@ -65,17 +65,31 @@ def table_task(
 ) -> Task:
     """A task whose rows are `inputs` [N, D] with `targets` [N, K] (regression) or [N] (classes), original units.
 
-    `scaling` is the one for the inputs; without it they are standardised on the training part. Regression targets
-    are too, unless `scale_targets` is false: then networks are trained on them as they are.
-    `ood` holds further inputs [M, D] by name. `input_names` [D] name the inputs in notes, where they are
-    not the `feature_names`. Raises `UserError` where the training targets do not vary.
+    Args:
+        spec: of the task.
+        inputs: [N, D].
+        targets: [N, K], or class labels [N].
+        parts: rows of train, val and test.
+        scaling: of the inputs; without it they are standardised on the training part.
+        scale_targets: standardise regression targets on the training part; false trains on them as they are.
+        ood: further inputs [M, D] without targets, by name.
+        truth: noise-free outputs of inputs in original units.
+        true_noise: standard deviation of the noise, likewise.
+        class_names: of the K classes.
+        notes: for the row of a run.
+        feature_names: of the columns of new points.
+        target_names: of regression targets.
+        input_names: of the D inputs, for notes, if they are not the `feature_names`.
+
+    Raises:
+        UserError: if the training targets are constant.
     """
     if scaling is None:
         scaling = standardise(inputs[parts.train])
         names = input_names or feature_names or tuple(f"{d} (counted from 0)" for d in range(inputs.shape[1]))
         notes += tuple(
             f"Input column {names[column]} of {spec.name} is constant in the training part: "
-            "it is shifted to 0 there and its scale is left at 1."
+            "it is shifted to 0 and keeps its scale."
             for column in scaling.constant
         )
     if spec.kind == "regression":
@@ -83,15 +97,14 @@ def table_task(
         if target_scaling.constant:
             which = f" {target_names[target_scaling.constant[0]]}" if target_names else ""
             raise UserError(
-                f"The target{which} of {spec.name} has one and the same value in all {len(parts.train)} training "
-                "points. Nothing can be learned from it and it has no scale. "
-                "Use other training points: raise data.train_size, or choose another seed or data set."
+                f"The target{which} of {spec.name} must vary; got the same value in all {len(parts.train)} training "
+                "points. Raise data.train_size, or use another seed or data set."
             )
         if not scale_targets:
-            target_scaling = _as_they_are(spec.num_outputs)
+            target_scaling = _identity(spec.num_outputs)
         scaled_targets = target_scaling.apply(targets)
     else:
-        target_scaling = _as_they_are(spec.num_outputs)
+        target_scaling = _identity(spec.num_outputs)
         scaled_targets = targets.long()
     scaled = scaling.apply(inputs)
 

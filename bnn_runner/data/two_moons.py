@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.data.field_checks import noise_problems
-from bnn_runner.data.synthetic import made_parts, made_problems
+from bnn_runner.data.synthetic import synthetic_parts, synthetic_problems
 from bnn_runner.data.tables import table_task
 from bnn_runner.errors import raise_all
 from bnn_runner.rng import derive_seed, generator
@@ -36,8 +36,8 @@ class TwoMoons:
     test_size: int | None
 
     def spec(self) -> TaskSpec:
-        """What is known before generating. Raises `UserError` for values that cannot be."""
-        raise_all(made_problems(self, 2) + noise_problems(self.noise))
+        """What is known before generating. Raises `UserError` for invalid values."""
+        raise_all(synthetic_problems(self, 2) + noise_problems(self.noise))
         return TaskSpec("two_moons", "classification", (2,), 2, self.val_fraction)
 
     def load(self, data_dir: Path, seed: int) -> Task:
@@ -52,7 +52,7 @@ class TwoMoons:
             spec,
             torch.cat([x_train, x_test]),
             torch.cat([y_train, y_test]),
-            made_parts(self, seed, y_train, y_test),
+            synthetic_parts(self, seed, y_train, y_test),
             ood={"far": far},
             class_names=("upper", "lower"),
         )

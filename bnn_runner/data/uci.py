@@ -49,7 +49,7 @@ class Published:
         return standard_test_size(self.num_rows) if kind == "standard" else gap_test_size(self.num_rows)
 
 
-# naval has a second target in column 17, which nobody uses; its features 8 and 11 are constant.
+# naval has a second target in column 17, which is not used; its features 8 and 11 are constant.
 SETS = {
     "boston": Published(
         "bostonHousing", 506, 13, 20, "baadf72995725d76efe787b664e1f083388c79ba21ef9a7990d87f774184735a"
@@ -74,11 +74,11 @@ KINDS = ("standard", "gap")
 
 @dataclass(frozen=True, kw_only=True)
 class UCIRegression:
-    """A row of numbers, one number to predict; the published split `split` (null: seed modulo the number of splits).
+    """Rows of numbers, one number to predict; the published split `split` (null: seed modulo the number of splits).
 
     `splits`: "standard" (random, 90 % to train on) or "gap" (the middle third along feature `split`
     is the test set). Files under the data folder: `UCI_Datasets/<folder>/data/data.txt`, and the
-    index files in `data/` and `gap/` where they are.
+    index files in `data/` and `gap/` if they exist.
     """
 
     name: str
@@ -90,23 +90,21 @@ class UCIRegression:
     cites: ClassVar[tuple[str, ...]] = ("hernandezlobato2015", "foong2019")
 
     def spec(self) -> TaskSpec:
-        """What is known before reading. Raises `UserError` for values that cannot be."""
+        """What is known before reading. Raises `UserError` for invalid values."""
         problems = []
         published = SETS.get(self.name)
         if published is None:
-            problems.append(f"data.name={self.name} is not known. The sets are {', '.join(SETS)}. Choose one of them.")
+            problems.append(f"data.name must be one of {', '.join(SETS)}; got {self.name}.")
         if self.splits not in KINDS:
-            problems.append(
-                f"data.splits={self.splits} is not known. There are {' and '.join(KINDS)}. Choose one of them."
-            )
+            problems.append(f"data.splits must be {' or '.join(KINDS)}; got {self.splits}.")
         if published is None or self.splits not in KINDS:
             raise_all(problems + self._sizes.problems(0, 0))
             raise AssertionError("unreachable: there was a problem")
         num_splits = published.num_splits(self.splits)
         if self.split is not None and not (is_integer(self.split) and 0 <= self.split < num_splits):
             problems.append(
-                f"data.split={self.split} is not there. {self.name} has {num_splits} {self.splits} splits. "
-                f"Give a number from 0 to {num_splits - 1}, or data.split=null (then the seed chooses)."
+                f"data.split must be from 0 to {num_splits - 1}, one of the {self.splits} splits of {self.name}; got "
+                f"{self.split}. Use data.split=null to let the seed select it."
             )
         num_test = published.num_test(self.splits)
         raise_all(problems + self._sizes.problems(published.num_rows - num_test, num_test))
@@ -127,7 +125,7 @@ class UCIRegression:
         return {}
 
     def load(self, data_dir: Path, seed: int) -> Task:
-        """Read the table. Raises `UserError` where a file is missing or not the published one."""
+        """Read the table. Raises `UserError` if a file is missing or not the published one."""
         spec = self.spec()
         published = SETS[self.name]
         folder = data_dir / "UCI_Datasets" / published.folder

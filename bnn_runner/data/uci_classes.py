@@ -25,7 +25,7 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Table:
-    """One set as published: SHA-256 sums by file; `labels` of the files hold classes, else the last column does."""
+    """One set as published: SHA-256 sums by file; the files `labels` hold the classes, or else the last column does."""
 
     folder: str
     files: dict[str, str]
@@ -135,11 +135,11 @@ SETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class UCIClassification:
-    """A row of numbers, one class. All rows are pooled and split by the seed, stratified by class.
+    """Rows of numbers with one class each. All rows are pooled and split by the seed, stratified by class.
 
     Immer et al. (2021) split 70/15/15: `test_fraction` 0.15, and `val_fraction` 0.1765 of the rest.
     Files under the data folder: `UCI_Classification/<folder>/`. Labels are numbered from 0 in ascending
-    order; `class_names` keeps what they were.
+    order; `class_names` keeps the original ones.
     """
 
     name: str
@@ -150,11 +150,11 @@ class UCIClassification:
     cites: ClassVar[tuple[str, ...]] = ("immer2021",)
 
     def spec(self) -> TaskSpec:
-        """What is known before reading. Raises `UserError` for values that cannot be."""
+        """What is known before reading. Raises `UserError` for invalid values."""
         problems = []
         published = SETS.get(self.name)
         if published is None:
-            problems.append(f"data.name={self.name} is not known. The sets are {', '.join(SETS)}. Choose one of them.")
+            problems.append(f"data.name must be one of {', '.join(SETS)}; got {self.name}.")
         problems += fraction_problems(self.test_fraction)
         rows = 0 if published is None or problems else published.rows
         raise_all(problems + self._sizes.problems(*(halves_of(rows, self.test_fraction) if rows else (0, 0))))
@@ -168,14 +168,14 @@ class UCIClassification:
     def sources(self) -> Sequence[Source]:
         table = SETS[self.name]
         files = tuple(File(name, checksum=checksum) for name, checksum in table.files.items())
-        by_hand = f"It has to be fetched by hand from {SOURCE}."
+        by_hand = f"Download them by hand from {SOURCE}."
         return (Source(self.name, f"UCI_Classification/{table.folder}", files, by_hand=by_hand),)
 
     def partner_sources(self) -> Mapping[str, Source]:
         return {}
 
     def load(self, data_dir: Path, seed: int) -> Task:
-        """Read the table. Raises `UserError` where a file is missing or not the published one."""
+        """Read the table. Raises `UserError` if a file is missing or not the published one."""
         spec, table = self.spec(), SETS[self.name]
         (source,) = self.sources()
         x, raw = _read(ensure(source, data_dir), table)

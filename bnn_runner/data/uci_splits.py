@@ -1,13 +1,11 @@
-"""The published splits of the UCI regression sets, made from their rules and checked against the stored index files.
+"""The published splits of the UCI regression sets: recomputed from their rules, and compared with the index files.
 
-Standard (Hernandez-Lobato and Adams, 2015): the n-th of the permutations that
-`numpy.random.RandomState(1)` gives one after the other; its first 90 % are training points. This
-reproduces the index files of all nine sets, all splits.
+Standard (Hernández-Lobato and Adams, 2015): the n-th successive permutation of `numpy.random.RandomState(1)`; its
+first 90 % are training points. This reproduces the index files of all splits of all nine sets.
 
-Gap (Foong et al., 2019, "'In-between' uncertainty in Bayesian neural networks"): sorted along
-feature k, the N/3 points in the middle are the test set. This reproduces the index files wherever
-no value is shared across an edge of the gap; where one is, the published choice among equal values
-follows no known rule, and the index files are needed.
+Gap (Foong et al., 2019, "'In-between' uncertainty in Bayesian neural networks"): sorted along feature k, the N/3
+points in the middle are the test set. This reproduces the index files unless equal values lie on both sides of an
+edge of the gap: the published choice among them follows no known rule, and the index files are required.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ Rows = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Halves:
-    """Training and test rows of a split, each ascending, and how they were come by."""
+    """Training and test rows of a split, each ascending, and a note on where they come from."""
 
     train: Tensor
     test: Tensor
@@ -47,7 +45,7 @@ def gap_test_size(num_rows: int) -> int:
 
 def standard_test_rows(num_rows: int, split: int) -> Rows:
     """Test rows of standard split `split`."""
-    # The published splits are those of this old generator, whose stream NumPy keeps as it is.
+    # The published splits come from this legacy generator, whose stream NumPy keeps unchanged.
     random = np.random.RandomState(1)
     for _ in range(split + 1):
         order = random.permutation(num_rows)
@@ -66,34 +64,40 @@ def gap_test_rows(feature: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Rows
 
 
 def halves(rule: Rows | None, num_rows: int, folder: Path, split: int, what: str) -> Halves:
-    """The split from `rule` (its test rows) and from the index files in `folder`, which win where they differ.
+    """The split from `rule` (its test rows) and the index files in `folder`, which take precedence.
 
-    `what` names the split in messages. Raises `UserError` where neither is to be had, or the files
-    are no split of the rows.
+    Args:
+        rule: test rows by the rule; None if it does not decide them.
+        num_rows: of the data set.
+        folder: of the index files.
+        split: its number.
+        what: name of the split in messages.
+
+    Raises:
+        UserError: if neither is available, or the files are not a split of the rows.
     """
     paths = [folder / f"index_{part}_{split}.txt" for part in ("train", "test")]
     absent = [str(path) for path in paths if not path.is_file()]
     if absent and rule is None:
         raise UserError(
-            f"The test points of {what} are not known. Equal values of the feature lie on both sides of an edge of the "
-            f"gap, so the index files are needed and are missing: {', '.join(absent)}. "
-            f"Put them there, choose another data.split, {WHERE_ELSE}"
+            f"{what} requires its index files; missing: {', '.join(absent)}. Equal values of the feature lie on both "
+            f"sides of an edge of the gap. Put the files there, use another data.split, {WHERE_ELSE}"
         )
     if absent:
         assert rule is not None
-        return _from_test(rule, num_rows, f"{what}: made by its rule; no index files there to compare with.")
+        return _from_test(rule, num_rows, f"{what}: computed by its rule; there are no index files to compare with.")
     train, test = (_read_rows(path) for path in paths)
     if not np.array_equal(np.sort(np.concatenate([train, test])), np.arange(num_rows)):
         raise UserError(
-            f"{paths[0]} and {paths[1].name} are no split of the data. Together they must name each row from 0 to "
-            f"{num_rows - 1} once. Replace them, or take them away."
+            f"{paths[0]} and {paths[1].name} together must name each row from 0 to {num_rows - 1} exactly once. "
+            "Replace or delete them."
         )
     if rule is None:
         note = f"{what}: read from the index files."
     elif set(rule.tolist()) == set(test.tolist()):
-        note = f"{what}: made by its rule, equal to the index files."
+        note = f"{what}: computed by its rule, equal to the index files."
     else:
-        note = f"{what}: the index files differ from the published split, and were used."
+        note = f"{what}: read from the index files, which differ from the published split."
     return _from_test(test, num_rows, note)
 
 
@@ -108,4 +112,4 @@ def _read_rows(path: Path) -> Rows:
     try:
         return np.loadtxt(path, dtype=np.int64, ndmin=1)
     except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read. One row number a line is expected ({error}). Replace it.") from error
+        raise UserError(f"Could not read {path} as one row number per line ({error}). Replace it.") from error

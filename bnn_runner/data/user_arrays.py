@@ -1,4 +1,4 @@
-"""A user's own arrays out of an .npz file: vectors or images, numbers or classes to predict."""
+"""Your own arrays in an .npz file: vectors or images, with numbers or classes to predict."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHANNELS = (1, 2, 3, 4)
 class _Read:
     """Inputs [N, D] (float64) or images [N, C, H, W] (uint8 or float32), training points first.
 
-    `num_test` of the last points are a test set of the file's own (0: the seed makes one). Targets are
+    The last `num_test` points are the file's own test set (0: the seed draws one). Targets are
     [N, K] or, for classes, labels [N].
     """
 
@@ -65,7 +65,7 @@ class OwnArrays:
     test_size: int | None
 
     def spec(self) -> TaskSpec:
-        """What the file holds (it is read for that). Raises `UserError` for values or arrays that cannot be."""
+        """What the file contains (it is read for that). Raises `UserError` for invalid values or arrays."""
         return self._spec(self._read())
 
     def _spec(self, read: _Read) -> TaskSpec:
@@ -83,7 +83,7 @@ class OwnArrays:
         return Sizes(self.val_fraction, self.train_size, self.test_size)
 
     def load(self, data_dir: Path, seed: int) -> Task:
-        """Read the file; `data_dir` is not used. Raises `UserError` as `spec` does, and for parts of one class."""
+        """Read the file; `data_dir` is not used. Raises `UserError` as `spec` does, and for a single training class."""
         read = self._read()
         spec, path = self._spec(read), self.path
         assert path is not None
@@ -110,8 +110,8 @@ class OwnArrays:
         try:
             stat = self.path.stat()
         except OSError as error:
-            raise UserError(f"data.path={self.path} cannot be read ({error.strerror}). Give an .npz file.") from None
-        return _understood(self.path, stat.st_mtime_ns, stat.st_size, self.task)
+            raise UserError(f"Could not read data.path={self.path}: {error.strerror}. Give an .npz file.") from None
+        return _parsed(self.path, stat.st_mtime_ns, stat.st_size, self.task)
 
 
 @dataclass(frozen=True)
@@ -126,18 +126,18 @@ class ChannelScaling:
 
 
 def _image_task(spec: TaskSpec, read: _Read, parts: Parts, notes: tuple[str, ...]) -> Task:
-    """Images as stored, standardised by channel as they are gathered."""
+    """Images as stored, standardised by channel when they are gathered."""
     pixels = read.inputs[parts.train].double().transpose(0, 1).flatten(1).T
     of_pixels = standardise(pixels)
     if len(of_pixels.constant) == pixels.shape[1]:
-        raise UserError("All pixels of all training images are equal. Nothing can be learned from them.")
+        raise UserError("The pixels of the training images must vary; got the same value everywhere.")
     scaling = ChannelScaling(*(t.float()[:, None, None] for t in (of_pixels.mean, of_pixels.scale)))
     of_targets = Scaling(torch.zeros(spec.num_outputs), torch.ones(spec.num_outputs))
     targets = read.targets
     if spec.kind == "regression":
         of_targets = standardise(targets[parts.train])
         if of_targets.constant:
-            raise UserError("y has one and the same value in all training points. Nothing can be learned from it.")
+            raise UserError("y must vary over the training points; got the same value everywhere.")
         targets = of_targets.apply(targets)
 
     def part(rows: Tensor) -> Split:
@@ -163,14 +163,14 @@ def _image_task(spec: TaskSpec, read: _Read, parts: Parts, notes: tuple[str, ...
 
 
 @lru_cache(maxsize=1)
-def _understood(path: Path, modified: int, size: int, task: str) -> _Read:
-    """The file as it is now; kept, since `spec` and `load` both want it."""
+def _parsed(path: Path, modified: int, size: int, task: str) -> _Read:
+    """The parsed file; cached, since both `spec` and `load` need it."""
     arrays = _arrays(path)
     whole, halves = (all(name in arrays for name in names) for names in (WHOLE, HALVES))
     if whole == halves:
         raise UserError(
-            f"{path} holds {', '.join(arrays) or 'nothing'}. Give it either {' and '.join(WHOLE)} "
-            f"(split by the seed) or {', '.join(HALVES)}, as numpy.savez(file, x=..., y=...) writes them."
+            f"{path} must contain either {' and '.join(WHOLE)} (split by the seed) or {', '.join(HALVES)}; got "
+            f"{', '.join(arrays) or 'nothing'}. Write them with numpy.savez(file, x=..., y=...)."
         )
     names = (WHOLE,) if whole else (HALVES[:2], HALVES[2:])
     inputs, targets, notes = [], [], list[str]()
@@ -179,15 +179,16 @@ def _understood(path: Path, modified: int, size: int, task: str) -> _Read:
         targets.append(_targets(arrays[y_name], f"{path}, {y_name}"))
         if len(inputs[-1]) != len(targets[-1]):
             raise UserError(
-                f"{path}: {x_name} has {len(inputs[-1])} points and {y_name} {len(targets[-1])}. Each point needs both."
+                f"{path}: {x_name} and {y_name} must have equally many points; got {len(inputs[-1])} and "
+                f"{len(targets[-1])}."
             )
     shape, kind = inputs[0].shape[1:], inputs[0].dtype
     ood = {n.removeprefix(OOD): _inputs(a, f"{path}, {n}") for n, a in arrays.items() if n.startswith(OOD)}
     for name, other in [*zip(("x_train", "x_test"), inputs, strict=False), *ood.items()]:
         if other.shape[1:] != shape or other.dtype != kind:
             raise UserError(
-                f"{path}: the points of {name} are {list(other.shape[1:])} of {other.dtype}, and those to train on "
-                f"{list(shape)} of {kind}. All need to be alike."
+                f"{path}: points of {name} must be {list(shape)} of {kind}, as the training points; got "
+                f"{list(other.shape[1:])} of {other.dtype}."
             )
     known = {*WHOLE, *HALVES} if not whole else set(WHOLE)
     unused = [name for name in arrays if name not in known and not name.startswith(OOD)]
@@ -195,10 +196,10 @@ def _understood(path: Path, modified: int, size: int, task: str) -> _Read:
     if targets[0].shape[1:] != targets[-1].shape[1:] or (targets[0].dtype.kind in "US") != (
         targets[-1].dtype.kind in "US"
     ):
-        raise UserError(f"{path}: y_train and y_test differ in shape or type. Give both alike.")
-    y, made = np.concatenate(targets), torch.cat(inputs)
+        raise UserError(f"{path}: y_train and y_test must have the same type and number of columns.")
+    y, x = np.concatenate(targets), torch.cat(inputs)
     num_test = len(inputs[1]) if halves else 0
-    return _with_targets(path, task, made, y, num_test, ood, notes)
+    return _with_targets(path, task, x, y, num_test, ood, notes)
 
 
 def _with_targets(
@@ -211,46 +212,47 @@ def _with_targets(
         this, other = ("classes", "regression"), ("numbers", "classification")
         if kind == "regression":
             this, other = other, this
-        notes.append(f"y ({y.dtype}) taken for {this[0]} (data.task={this[1]} takes it for {other[0]})")
+        notes.append(f"y ({y.dtype}) is read as {this[0]}; data.task={this[1]} reads it as {other[0]}")
     if kind == "classification":
         if not one:
-            raise UserError(f"{path}: y is {list(y.shape)}. For classes give one label a point, [N].")
+            raise UserError(f"{path}: for classes, y must have one label per point, [N]; got {list(y.shape)}.")
         raw = [str(v) for v in y.reshape(-1)] if y.dtype.kind in "US" else y.reshape(-1).astype(np.float64).tolist()
         found, names = numbered(raw)
         raise_all(class_problems(names, f"{path}, y", len(raw)))
         return _Read(kind, inputs, found, num_test, ood, names, (*notes, *map_note(names)))
     if y.dtype.kind in "US":
-        raise UserError(f"{path}: y holds texts. Set data.task=classification, or give numbers.")
+        raise UserError(f"{path}: for regression, y must be numbers; got text. Use data.task=classification.")
     values = torch.from_numpy(y.astype(np.float64)).reshape(len(y), -1)
     return _Read(kind, inputs, values, num_test, ood, (), tuple(notes))
 
 
 def _arrays(path: Path) -> dict[str, Any]:
-    """Every array by name. Nothing is unpickled: arrays of Python objects are refused."""
+    """Every array by name. Nothing is unpickled: arrays of Python objects are rejected."""
     try:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
-            raise UserError(f"{path} is one bare array. Save them by name: numpy.savez(file, x=..., y=...).")
+            raise UserError(f"{path} must contain named arrays; got one. Use numpy.savez(file, x=..., y=...).")
         with file:
             return {name: file[name] for name in file.files}
     except ValueError as error:
         raise UserError(
-            f"{path} holds Python objects or is no .npz file ({error}). Give arrays of numbers (or of texts, dtype U, "
-            "for labels), as numpy.savez writes them: objects would have to be executed to be read."
+            f"{path} must be an .npz file of numbers (or of text, dtype U, for labels), without Python objects, which "
+            f"could run code when read ({error}). Write it with numpy.savez."
         ) from None
     except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} cannot be read as an .npz file ({error}). Write it with numpy.savez.") from None
+        raise UserError(f"Could not read {path} as an .npz file: {error}. Write it with numpy.savez.") from None
 
 
 def _checked(values: Any, where: str, kinds: str, what: str) -> Any:
     if values.dtype.kind not in kinds:
-        raise UserError(f"{where} holds {values.dtype}. Give {what}.")
+        raise UserError(f"{where} must be {what}; got {values.dtype}.")
     if values.ndim == 0 or len(values) == 0:
-        raise UserError(f"{where} holds no points. Its first axis is the points'.")
+        raise UserError(f"{where} must have at least one point; its first axis counts the points.")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         first = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise UserError(
-            f"{where}: {values[first]} at {list(first)} (counted from 0). Fill it in, or leave the point out."
+            f"{where} must be finite; got {values[first]} at {list(first)} (counted from 0). Fill it in, or remove the "
+            "point."
         )
     return values
 
@@ -266,21 +268,21 @@ def _inputs(values: Any, where: str) -> Tensor:
         first, last = values.shape[1] in CHANNELS, values.shape[3] in CHANNELS
         if first == last:
             raise UserError(
-                f"{where} has shape {list(values.shape)}: it cannot be told where the channels are. Give images as "
-                f"[N, C, H, W] or [N, H, W, C] with {CHANNELS[0]} to {CHANNELS[-1]} channels, and larger sides."
+                f"{where} must be images [N, C, H, W] or [N, H, W, C] with {CHANNELS[0]} to {CHANNELS[-1]} channels "
+                f"and larger sides; got shape {list(values.shape)}, in which the channels are ambiguous."
             )
         values = values if first else np.moveaxis(values, 3, 1)
     else:
         raise UserError(
-            f"{where} has shape {list(values.shape)}. "
-            "Give vectors [N, D] or images [N, C, H, W], [N, H, W, C], [N, H, W]."
+            f"{where} must be vectors [N, D] or images [N, C, H, W], [N, H, W, C] or [N, H, W]; got shape "
+            f"{list(values.shape)}."
         )
     dtype = np.uint8 if values.dtype == np.uint8 else np.float32
     return torch.from_numpy(np.ascontiguousarray(values.astype(dtype)))
 
 
 def _targets(values: Any, where: str) -> Any:
-    values = _checked(values, where, "biufUS", "numbers, or texts for labels")
+    values = _checked(values, where, "biufUS", "numbers, or text for labels")
     if values.ndim > 2:
-        raise UserError(f"{where} has shape {list(values.shape)}. Targets are [N] or [N, K].")
+        raise UserError(f"{where} must be [N] or [N, K]; got shape {list(values.shape)}.")
     return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values

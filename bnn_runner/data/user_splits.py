@@ -1,4 +1,4 @@
-"""What data sets of the user's own share: the seeded split, labels numbered from 0, and the content of a file."""
+"""What a user's own data sets share: the seeded split, labels numbered from 0, and the content of a file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bnn_runner.rng import generator
 from bnn_runner.tasks import Task
 
 MOST_CLASSES = 1000
-NEED_PATH = "data={choice} needs a file of yours. Give data.path={example} (relative to where the command is started)."
+NEED_PATH = "data={choice} requires a file: data.path={example} (relative to the working directory)."
 
 
 def seeded_parts(rows: int, labels: Tensor | None, test_fraction: float, sizes: Sizes, seed: int) -> Parts:
-    """Parts of `rows` points without a split of their own; stratified where there are `labels` [N]."""
+    """Parts of `rows` points without a given split; stratified if there are `labels` [N]."""
     order = seeded_order(rows, labels, generator(seed, "split", "own"))
     num_train, _ = halves_of(rows, test_fraction)
     train, test = order[:num_train].sort().values, order[num_train:].sort().values
@@ -30,7 +30,7 @@ def seeded_parts(rows: int, labels: Tensor | None, test_fraction: float, sizes: 
 
 
 def numbered(labels: Sequence[str | float]) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels numbered from 0 [N], in ascending order (numbers by size, else by the alphabet), and what they were.
+    """Labels numbered from 0 [N], in ascending order (numbers by size, text alphabetically), and the original ones.
 
     >>> numbered([3.0, 1.0, 3.0])
     (tensor([1, 0, 1]), ('1', '3'))
@@ -46,7 +46,7 @@ def numbered(labels: Sequence[str | float]) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def map_note(names: Sequence[str]) -> tuple[str, ...]:
-    """Which label is which class, said where they are not 0, 1, 2, ... already."""
+    """A note that maps labels to classes; none if they are 0, 1, 2, ... already."""
     if list(names) == [str(i) for i in range(len(names))]:
         return ()
     shown = ", ".join(f"{name} is class {i}" for i, name in enumerate(names[:20]))
@@ -54,34 +54,34 @@ def map_note(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def class_problems(names: Sequence[str], where: str, rows: int) -> list[str]:
-    """What is wrong with the labels of a whole set."""
+    """Problems with the labels of a whole set."""
     if len(names) < 2:
-        return [f"{where} has one and the same label, {names[0]}, in all {rows} rows. There is nothing to tell apart."]
+        return [f"{where} must have at least 2 different labels; got only {names[0]} in all {rows} rows."]
     if len(names) > MOST_CLASSES or len(names) > max(rows // 2, 2):
         return [
-            f"{where} has {len(names)} different labels in {rows} rows: too many for classes. If it is a number to "
-            "predict, set data.task=regression; else name another column by data.target."
+            f"{where} has too many labels for classes: {len(names)} different ones in {rows} rows. Use "
+            "data.task=regression to predict a number, or another column as data.target."
         ]
     return []
 
 
 def check_classes(labels: Tensor, parts: Parts, names: Sequence[str]) -> tuple[str, ...]:
-    """Notes on classes that a part lacks. Raises `UserError` for a training part of one class."""
+    """Notes on classes that are missing in a part. Raises `UserError` for a training part with one class."""
     counts = torch.bincount(labels[parts.train], minlength=len(names))
     if int((counts > 0).sum()) < 2:
         raise UserError(
-            f"All {len(parts.train)} training points have the label {names[int(counts.argmax())]}. Nothing can be "
-            "learned from one class. Raise data.train_size, lower data.test_fraction, or choose another seed."
+            f"The training points must have at least 2 classes; all {len(parts.train)} have the label "
+            f"{names[int(counts.argmax())]}. Raise data.train_size, lower data.test_fraction, or use another seed."
         )
-    notes = [f"class {names[i]} has no training point" for i in (counts == 0).nonzero().flatten().tolist()]
+    notes = [f"class {names[i]} has no training points" for i in (counts == 0).nonzero().flatten().tolist()]
     for name, rows in (("validation", parts.val), ("test", parts.test)):
         if len(rows) and len(labels[rows].unique()) == 1:
-            notes.append(f"the {name} part holds one class only, {names[int(labels[rows[0]])]}")
+            notes.append(f"the {name} part has only one class, {names[int(labels[rows[0]])]}")
     return tuple(notes)
 
 
 def with_content(task: Task, path: Path) -> Task:
-    """The task, its fingerprint mixed with a hash of the file: any change of it makes runs on it anew."""
+    """The task with a hash of the file in its fingerprint: any change of the file changes the key of its networks."""
     digest = hashlib.blake2b(task.fingerprint.encode(), digest_size=16)
     with path.open("rb") as file:
         digest.update(hashlib.file_digest(file, "sha256").digest())

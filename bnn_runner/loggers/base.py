@@ -1,4 +1,4 @@
-"""What a logger is given, and what it must do; none by default."""
+"""The contract of a logger, and the default, which logs nothing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclass(frozen=True)
 class LoggedCell:
-    """A finished cell: its name (data/model/method/seed-hash), flat configuration, and what its files hold.
+    """A finished cell: its name (data/model/method/seed-hash), flat configuration, and the content of its files.
 
-    `history` has a row an epoch and member (a network's number, or "posterior" for a fit of its own), `scores` the
-    values of metrics.csv by the keys that tables use (`joint_loglik_tau10`), without those that are no finite
-    number; `figures` are PNG files.
+    `history` has one row per epoch and member (the number of a network, or "posterior" for a fit of its own);
+    `scores` are the finite values of metrics.csv by the keys of the tables (`joint_loglik_tau10`); `figures` are PNG
+    files.
     """
 
     name: str
@@ -27,7 +27,7 @@ class LoggedCell:
     figures: Sequence[Path]
 
     def series(self) -> dict[str, list[tuple[int, float]]]:
-        """Name (`train/nll`, of several networks `train/nll/member1`, `fit/nll`) -> (epoch, value) of history."""
+        """Name (`train/nll`, `train/nll/member1` for several networks, `fit/nll`) -> (epoch, value) pairs."""
         members = {row["member"] for row in self.history} - {"posterior"}
         found: dict[str, list[tuple[int, float]]] = {}
         for row in self.history:
@@ -43,14 +43,14 @@ class LoggedCell:
 
 @runtime_checkable
 class Logger(Protocol):
-    """A frozen dataclass whose fields are its YAML's keys. What it raises is told, and ends no run."""
+    """A frozen dataclass whose fields are its YAML's keys. An exception of a logger is reported and ends no run."""
 
     def problems(self) -> list[str]:
-        """Why it cannot log (a package that is not installed); asked before any work."""
+        """Why it cannot log (a missing package), as sentences; called before any work."""
         ...
 
     def log(self, cell: LoggedCell) -> None:
-        """Tell of one finished cell; the same cell told again replaces or repeats it, as the service has it."""
+        """Log one finished cell; logging it again replaces or repeats it, depending on the service."""
         ...
 
 
@@ -66,10 +66,10 @@ class NoLogger:
 
 
 def missing_package(logger: str, module: str, extra: str) -> list[str]:
-    """One problem where a module cannot be found, without importing it."""
+    """A problem if a module is not installed; it is not imported."""
     if importlib.util.find_spec(module) is not None:
         return []
     return [
-        f"logger={logger} needs the package {module}, which is not installed here. "
+        f"logger={logger} requires the package {module}, which is not installed. "
         f"Run pip install 'bnn-runner[{extra}]', or leave out logger={logger}."
     ]

@@ -1,4 +1,4 @@
-"""Telling a finished cell to the logger that was chosen: whatever goes wrong there is said, and ends nothing."""
+"""Logs finished cells; a failing logger is reported and ends nothing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bnn_runner.report.read_cells import CellRecord, read_cell
 
 
 def log_finished(logger: Logger, folder: Path, output_dir: Path) -> str | None:
-    """Log the finished cell in `folder`; what went wrong, in one line, or None."""
+    """Log the finished cell in `folder`; returns what went wrong, in one line, or None."""
     if type(logger) is NoLogger:
         return None
     try:
-        logger.log(logged(folder, output_dir))
-    except Exception as error:  # the services' clients raise whatever they like
+        logger.log(logged_cell(folder, output_dir))
+    except Exception as error:  # the clients of the services may raise anything
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        return f"the logger failed ({type(error).__name__}: {first}); the cell is whole all the same"
+        return f"the logger failed ({type(error).__name__}: {first}); the cell itself is complete"
     return None
 
 
-def logged(folder: Path, output_dir: Path) -> LoggedCell:
-    """What a logger is told of the finished cell in `folder`."""
+def logged_cell(folder: Path, output_dir: Path) -> LoggedCell:
+    """What a logger receives of the finished cell in `folder`."""
     cell: CellRecord = read_cell(folder)
     return LoggedCell(
         name=cell.name,

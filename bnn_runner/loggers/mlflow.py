@@ -1,4 +1,4 @@
-"""MLflow: one run a cell, in a local store or on a tracking server."""
+"""MLflow: one run per cell, in a local store or on a tracking server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from bnn_runner.loggers.base import LoggedCell, missing_package
 
-_LONGEST = 500  # characters of a parameter's value that every store takes
+_LONGEST = 500  # characters of a parameter's value that every store accepts
 
 
 @dataclass(frozen=True)
 class MLflow:
     """Parameters are the configuration, metrics the history and the scores, artifacts the figures.
 
-    The cell's name is the run's; it is a tag `cell` too, by which a cell told again finds its own run.
+    The run has the cell's name, also as the tag `cell`: a cell that is logged again replaces its own run.
     """
 
     uri: str | None
@@ -58,5 +58,5 @@ class MLflow:
 
 
 def _name(key: str) -> str:
-    """MLflow takes no other characters: `marginal_loglik@val` becomes `marginal_loglik/val`."""
+    """Replace characters that MLflow does not support: `marginal_loglik@val` becomes `marginal_loglik/val`."""
     return re.sub(r"[^\w\-. :/]", "/", key, flags=re.ASCII)

@@ -1,4 +1,4 @@
-"""TensorBoard: scalars by epoch, scores, figures and the configuration, as event files in a folder for each cell."""
+"""TensorBoard: scalars by epoch, scores, figures and the configuration, as event files, one folder per cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bnn_runner.loggers.base import LoggedCell, missing_package
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """Look with `tensorboard --logdir FOLDER`. A cell told again begins its folder anew."""
+    """View with `tensorboard --logdir FOLDER`. A cell that is logged again replaces its folder."""
 
     folder: str | None
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run a cell, offline unless it is told otherwise."""
+"""Weights & Biases: one run per cell, offline by default."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MODES = ("online", "offline", "disabled")
 
 @dataclass(frozen=True)
 class WeightsAndBiases:
-    """Offline runs lie in <output_dir>/wandb; `wandb sync` sends them."""
+    """Offline runs are kept in <output_dir>/wandb; `wandb sync` uploads them."""
 
     project: str
     mode: str | None
 
     def __post_init__(self) -> None:
         if self.mode is not None and self.mode not in MODES:
-            raise UserError(f"logger.mode={self.mode} is no mode of Weights & Biases. Use one of {', '.join(MODES)}.")
+            raise UserError(f"logger.mode must be one of {', '.join(MODES)}, or null; got {self.mode}.")
 
     def problems(self) -> list[str]:
         return missing_package("wandb", "wandb", "wandb")

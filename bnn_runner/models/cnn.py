@@ -1,4 +1,4 @@
-"""Small convolutional networks, with batch or group normalisation, standardised weights, or none of them."""
+"""Small convolutional networks with batch or group normalisation, standardised weights, or neither."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bnn_runner.tasks import TaskSpec
 class CNNNetwork(nn.Module):
     """Layers of (convolution that keeps the size, norm, activation), halved by max-pooling between them.
 
-    The mean over positions of the last one goes into a linear output.
+    A linear output layer follows the mean over the positions of the last one.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class CNN:
         object.__setattr__(self, "kernels", tuple(self.kernels))
         sizes = f"model.channels={list(self.channels)} with model.kernels={list(self.kernels)}"
         if not self.channels or len(self.channels) != len(self.kernels):
-            raise UserError(f"{sizes} cannot be built. Each convolution needs both: give lists of equal length.")
+            raise UserError(f"{sizes} must be lists of equal length, one entry per convolution.")
         if min(self.channels) < 1 or any(k < 1 or k % 2 == 0 for k in self.kernels):
-            raise UserError(f"{sizes} cannot be built. Channels must be 1 or more, and kernels odd.")
+            raise UserError(f"{sizes}: channels must be at least 1, and kernels odd.")
         if self.norm == "group" and (self.groups < 1 or any(c % self.groups for c in self.channels)):
             raise UserError(
-                f"model.groups={self.groups} cannot group model.channels={list(self.channels)}. "
-                "It must be 1 or more and divide each of them."
+                f"model.groups must be at least 1 and divide each of model.channels={list(self.channels)}; got "
+                f"{self.groups}."
             )
 
     def problems(self, spec: TaskSpec) -> list[str]:
@@ -72,9 +72,9 @@ class CNN:
         if len(spec.input_shape) == 3 and min(spec.input_shape[1:]) >= least:
             return []
         return [
-            f"model=cnn cannot take the inputs of data={spec.name}, which have shape {list(spec.input_shape)}. "
-            f"With {len(self.channels)} convolutions it needs images of at least {least} × {least} pixels. "
-            "Use model=mlp, or an image data set."
+            f"model=cnn with {len(self.channels)} convolutions requires images of at least {least} × {least} pixels; "
+            "got "
+            f"inputs {list(spec.input_shape)} of data={spec.name}. Use model=mlp, or an image data set."
         ]
 
     def build(self, spec: TaskSpec) -> nn.Module:

@@ -1,7 +1,7 @@
-"""Layers that also take parameters stacked on a leading lane axis.
+"""Layers that also accept parameters stacked on a leading lane axis.
 
-With weights as built they are torch's own layers. Under `functional_call` with weights
-[L, out, in] and inputs [L, B, in] they serve L independent networks at once by batched products.
+With weights as built they are torch's own layers. Under `functional_call` with weights [L, out, in] and inputs
+[L, B, in] they compute L independent networks at once by batched products.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 class Linear(nn.Linear):
     """x Wᵀ + b; weight [out, in] or [L, out, in], x [..., B, in].
 
-    Lanes are computed as W xᵀ + b, with the points last in memory: so the gradient of W comes in W's own layout, and
-    no transposed copy of it is made or added to (wide layers and small batches train up to five times as fast).
+    Lanes are computed as W xᵀ + b, with the points last in memory: the gradient of W then has the layout of W, without
+    a transposed copy (wide layers and small batches train up to five times as fast).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class FilterResponseNorm(nn.Module):
 
 
 class ThresholdedLinear(nn.Module):
-    """max(x, τ) with a learned τ for each channel, what filter response normalisation has for a ReLU (eq. 4)."""
+    """max(x, τ) with a learned τ per channel, which replaces the ReLU in filter response normalisation (eq. 4)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ class ThresholdedLinear(nn.Module):
 class StandardisedConv(nn.Module):
     """Convolution by Ŵ = √2 (W − mean W) / √(fan-in · var W), filter by filter (Qiao et al. 2019; Brock et al. 2021).
 
-    So the raw weight's scale and mean do not matter, and a ReLU network keeps its signal without a
-    norm layer. It is no `nn.Conv2d`: its parameter is W, while what is convolved with is Ŵ.
+    The scale and mean of the raw weight do not matter, and a ReLU network keeps its signal without a norm layer. It is
+    not an `nn.Conv2d`: its parameter is W, but it convolves with Ŵ.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, padding: int, eps: float = 1e-8) -> None:
@@ -115,15 +115,15 @@ def norm_layer(kind: str, channels: int, groups: int) -> nn.Module:
 
 
 def rectifier(kind: str, channels: int) -> nn.Module:
-    """The ReLU that goes with a norm: one with a learned threshold after filter response normalisation."""
+    """The ReLU after a norm; with a learned threshold after filter response normalisation."""
     return ThresholdedLinear(channels) if kind == "filter_response" else nn.ReLU()
 
 
 class Attention(nn.Module):
     """softmax(Q Kᵀ / √d) V in `heads` heads (Vaswani et al. 2017, §3.2); x [B, T, D].
 
-    In matrix products and a softmax alone: torch's own layer has a fused path without forward-mode
-    derivatives, and hides its weights from hooks. `mask` [B, T] is true where a token counts.
+    Uses only matrix products and a softmax: torch's own layer has a fused path without forward-mode derivatives, and
+    hides its weights from hooks. `mask` [B, T] is true for tokens that count.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -136,7 +136,7 @@ class Attention(nn.Module):
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # each [B, h, T, d]
         scores = q @ k.mT * (self.heads / width) ** 0.5
-        if mask is not None:  # finite, so that a row without any token has no NaN
+        if mask is not None:  # finite, so that a row without tokens has no NaN
             scores = scores.masked_fill(~mask[:, None, None, :], torch.finfo(scores.dtype).min)
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, width))
 

@@ -47,8 +47,8 @@ class LeNet:
         if len(spec.input_shape) == 3 and min(spec.input_shape[1:]) >= 16:
             return []
         return [
-            f"model=lenet cannot take the inputs of data={spec.name}, which have shape {list(spec.input_shape)}. "
-            "It needs images of at least 16 × 16 pixels. Use model=mlp, or an image data set."
+            f"model=lenet requires images of at least 16 × 16 pixels; got inputs {list(spec.input_shape)} of "
+            f"data={spec.name}. Use model=mlp, or an image data set."
         ]
 
     def build(self, spec: TaskSpec) -> nn.Module:

@@ -127,7 +127,7 @@ class Natural:
         """Mean, precision and log precision of y, [..., B, K] each."""
         eta, raw = outputs.chunk(2, dim=-1)
         precision = torch.nn.functional.softplus(raw)
-        # Far below zero softplus(f) is exp(f); its logarithm is taken there without the detour, which would underflow.
+        # Far below zero softplus(f) is exp(f), whose logarithm is f; computing it through softplus would underflow.
         low = raw < -20
         log_precision = torch.where(low, raw, torch.where(low, torch.ones_like(raw), precision).log())
         return eta * torch.exp(-log_precision), precision, log_precision
@@ -135,7 +135,7 @@ class Natural:
 
 @dataclass(frozen=True)
 class NoiseRule:
-    """How the regression noise of every method in a comparison comes about.
+    """How the regression noise is determined, for every method of a comparison.
 
     form: homoscedastic (one noise level for each target), or a network of 2K outputs, of which half
     give the noise at each input: mean_variance (μ, log σ²) or natural (η₁, and η₂ through softplus).
@@ -151,46 +151,47 @@ class NoiseRule:
     def __post_init__(self) -> None:
         if self.form != "homoscedastic" and self.noise != "learned":
             raise UserError(
-                f"likelihood.noise={self.noise} has no meaning under likelihood.form={self.form}, whose noise is an "
-                "output of the network. Use likelihood.noise=learned, or likelihood.form=homoscedastic."
+                f"likelihood.form={self.form} requires likelihood.noise=learned, since the noise is an output of the "
+                f"network; got likelihood.noise={self.noise}. Use that, or likelihood.form=homoscedastic."
             )
         if self.noise == "fixed" and self.sigma is None:
             raise UserError(
-                "likelihood.noise=fixed has no noise level. The rule takes the standard deviation as given. "
-                "Add likelihood.sigma=VALUE, in the target's own units."
+                "likelihood.noise=fixed requires likelihood.sigma=VALUE, the standard deviation of the noise in the "
+                "target's units."
             )
         if self.sigma is not None and not self.sigma > 0:
-            raise UserError(f"likelihood.sigma={self.sigma} is not a standard deviation. It must be above 0.")
+            raise UserError(f"likelihood.sigma must be positive (a standard deviation); got {self.sigma}.")
         if self.noise != "fixed" and self.sigma is not None:
             raise UserError(
-                f"likelihood.sigma={self.sigma} would be ignored under likelihood.noise={self.noise}. "
-                "Use likelihood.noise=fixed with it, or drop it."
+                f"likelihood.sigma={self.sigma} requires likelihood.noise=fixed; got likelihood.noise={self.noise}. "
+                "Use "
+                "that, or leave out likelihood.sigma."
             )
 
     def problems(self, spec: TaskSpec, predictive: str) -> list[str]:
-        """Why this rule cannot serve that task, or a method with that predictive (empty when it can)."""
+        """Why this rule does not support that task, or a method with that predictive; empty if it does."""
         if self.form == "homoscedastic":
             return []
         if spec.kind == "classification":
             return [
-                f"likelihood.form={self.form} is for regression, and data={spec.name} has classes, whose likelihood "
-                "has no noise. Leave likelihood.form=homoscedastic, or take a regression."
+                f"likelihood.form={self.form} requires a regression; data={spec.name} has classes. Use "
+                "likelihood.form=homoscedastic, or another data set."
             ]
         if predictive != "draws":
             return [
-                f"method.predict={predictive} does not fit likelihood.form={self.form}: with an uncertain noise the "
-                "predictive is no Gaussian. Use method.predict=draws."
+                f"method.predict={predictive} does not support likelihood.form={self.form}, whose predictive is not "
+                "Gaussian. Use method.predict=draws."
             ]
         return []
 
     def problems_by_evidence(self) -> list[str]:
-        """Why the evidence cannot choose the noise after training (empty when it can)."""
+        """Why the evidence cannot select the noise after training; empty if it can."""
         if self.form == "homoscedastic" and self.noise != "fixed":
             return []
-        why = f"likelihood.form={self.form} has it from the network" if self.noise != "fixed" else "it is given"
         return [
-            f"hyper.noise=evidence does not fit: the noise is not free, {why} (likelihood.noise={self.noise}). "
-            "Leave hyper.noise=trained, or take likelihood.noise=learned with the homoscedastic form."
+            "hyper.noise=evidence requires likelihood.form=homoscedastic with a noise that is not fixed; got "
+            f"likelihood.form={self.form} and likelihood.noise={self.noise}. Use hyper.noise=trained, or "
+            "likelihood.noise=learned with likelihood.form=homoscedastic."
         ]
 
     def network_spec(self, spec: TaskSpec) -> TaskSpec:
@@ -199,7 +200,7 @@ class NoiseRule:
         return replace(spec, num_outputs=2 * spec.num_outputs) if doubled else spec
 
     def likelihood(self, kind: Kind, log_noise: Tensor | None) -> Likelihood:
-        """The likelihood of a task of that kind; `log_noise` is needed for the homoscedastic Gaussian only."""
+        """The likelihood of a task of that kind; `log_noise` is only required by the homoscedastic Gaussian."""
         name = "categorical" if kind == "classification" else self.form
         return named_likelihood(name, log_noise)
 
@@ -208,7 +209,7 @@ def named_likelihood(name: str, log_noise: Tensor | None) -> Likelihood:
     """A likelihood by the name under which it is stored. Raises `KeyError` for an unknown one."""
     if name == "homoscedastic":
         if log_noise is None:
-            raise ValueError("a homoscedastic Gaussian needs its noise")
+            raise ValueError("a homoscedastic Gaussian requires log_noise")
         return Gaussian(log_noise)
     without_noise: dict[str, Likelihood] = {
         "categorical": Categorical(), "mean_variance": MeanVariance(), "natural": Natural()

@@ -1,4 +1,4 @@
-"""The multilayer perceptron, with batch or layer normalisation and residual connections on request."""
+"""The multilayer perceptron, with optional batch or layer normalisation and residual connections."""
 
 from __future__ import annotations
 
@@ -65,10 +65,11 @@ class MLP:
         object.__setattr__(self, "hidden", tuple(self.hidden))
         problems = []
         if any(width < 1 for width in self.hidden):
-            problems.append(f"model.hidden={list(self.hidden)} has a layer without units. Widths must be 1 or more.")
+            problems.append(f"model.hidden must be widths of at least 1; got {list(self.hidden)}.")
         if self.norm == "layer" and any(width < 2 for width in self.hidden):
             problems.append(
-                f"model.hidden={list(self.hidden)} with model.norm=layer: layer normalisation of one unit is constant."
+                f"model.hidden must be widths of at least 2 with model.norm=layer, which makes a single unit constant; "
+                f"got {list(self.hidden)}."
             )
         raise_all(problems)
 

@@ -1,4 +1,4 @@
-"""Any `nn.Module` of the user's own as a model: a class or a function that makes one, and its arguments."""
+"""Any `nn.Module` of a user as a model: a class or function that builds it, and its arguments."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class OwnModule:
     factory: Callable[..., Any]
     arguments: Mapping[str, Any]
     name: str
-    takes_tokens: ClassVar[bool] = True  # whether it really does shows when it is called
+    takes_tokens: ClassVar[bool] = True  # whether it does is found by calling it
 
     def __str__(self) -> str:
         return f"model=module ({self.name})"
 
     def problems(self, spec: TaskSpec) -> list[str]:
-        """Why it cannot serve the task, found by making it and showing it two points of zeros."""
+        """Why it does not support the task, found by building it and calling it with two points of zeros."""
         try:
             with global_stream(0, "skeleton"):
                 self.build(spec)
@@ -38,39 +38,38 @@ class OwnModule:
         return []
 
     def build(self, spec: TaskSpec) -> nn.Module:
-        """A new network. Raises `UserError` where it cannot be made, or its outputs are not [B, K]."""
+        """A new network. Raises `UserError` if it could not be built, or its outputs are not [B, K]."""
         try:
             network = self.factory(**self.arguments)
         except Exception as error:
             raise UserError(
-                f"{self} cannot be made of ({_shown(self.arguments)}): {type(error).__name__}: {error}. "
+                f"Could not build {self} from ({_shown(self.arguments)}): {type(error).__name__}: {error}. "
                 "Give its arguments as model.NAME=VALUE."
             ) from error
         if not isinstance(network, nn.Module):
-            raise UserError(f"{self} makes a {type(network).__name__}. It must make a torch.nn.Module.")
+            raise UserError(f"{self} must build a torch.nn.Module; got {type(network).__name__}.")
         if frozen := [n for n, p in network.named_parameters() if not p.requires_grad]:
             more = f" and {len(frozen) - 4} more" if len(frozen) > 4 else ""
             raise UserError(
-                f"{self} has parameters that are frozen (requires_grad=False): {', '.join(frozen[:4])}{more}. "
-                "Every parameter is trained here and has a posterior. Let it keep them "
-                "as buffers (register_buffer), which stay as they are, or unfreeze them."
+                f"{self} must have no frozen parameters (requires_grad=False), since every parameter is trained; got "
+                f"{', '.join(frozen[:4])}{more}. Make them buffers (register_buffer), or unfreeze them."
             )
-        network = network.float()  # as the run has it: one that was made in double precision is used in single
+        network = network.float()  # runs are in single precision, also for a network built in double precision
         dtype = torch.int64 if spec.vocabulary else torch.float32
         try:
             with torch.no_grad(), evaluation_mode(network):
                 outputs = network(torch.zeros(2, *spec.input_shape, dtype=dtype))
         except Exception as error:
             raise UserError(
-                f"{self} cannot take the inputs of data={spec.name}, {list(spec.input_shape)} each: "
-                f"{type(error).__name__}: {error}. Change its arguments by model.NAME=VALUE, or take another data set."
+                f"{self} failed on inputs {list(spec.input_shape)} of data={spec.name}: {type(error).__name__}: "
+                f"{error}. Change its arguments by model.NAME=VALUE, or use another data set."
             ) from error
         one_logit = " (a single logit z of the second class is the two logits 0 and z)."
         shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         if shape != [2, spec.num_outputs]:
             raise UserError(
-                f"{self} gives {shape} for two points of data={spec.name}. It must give {[2, spec.num_outputs]}: "
-                f"one row a point, {spec.num_outputs} {'logits' if spec.kind == 'classification' else 'targets'} each"
+                f"{self} must return {[2, spec.num_outputs]} for two points of data={spec.name}; got {shape}. It needs "
+                f"one row per point with {spec.num_outputs} {'logits' if spec.kind == 'classification' else 'targets'}"
                 f"{one_logit if spec.kind == 'classification' and spec.num_outputs == 2 else '.'}"
             )
         return network
@@ -84,12 +83,12 @@ def own_module(factory: Callable[..., Any], arguments: Mapping[str, Any], name: 
     problems = []
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         problems += [
-            f"model.{key} is no argument of {name}.{did_you_mean(key, named)} It has {', '.join(named) or 'none'}."
+            f"model.{key} must be an argument of {name}.{did_you_mean(key, named)} It has {', '.join(named) or 'none'}."
             for key in arguments
             if key not in named
         ]
     problems += [
-        f"model.{n} is missing, and {name} needs it. Give model.{n}=..."
+        f"{name} requires model.{n}=VALUE."
         for n, p in parameters.items()
         if n in named and p.default is p.empty and n not in arguments
     ]

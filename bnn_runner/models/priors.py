@@ -20,7 +20,7 @@ class Prior(Protocol):
 
 def _check_precision(precision: float) -> None:
     if not 0 <= precision < float("inf"):
-        raise UserError(f"prior.precision={precision} is not a precision. It must be 0 or above, and finite.")
+        raise UserError(f"prior.precision must be at least 0 and finite; got {precision}.")
 
 
 @dataclass(frozen=True)

@@ -103,18 +103,18 @@ class ResNet18Network(nn.Module):
                 _conv(channels, widths[0], 3), norm_layer(norm, widths[0], groups), rectifier(norm, widths[0])
             )
         )
-        made: list[nn.Module] = []
+        stages: list[nn.Module] = []
         inputs = widths[0]
         for stage, (outputs, count) in enumerate(zip(widths, blocks, strict=True)):
             for i in range(count):
                 stride = 2 if stage > 0 and i == 0 else 1
-                made.append(
+                stages.append(
                     FixupBlock(inputs, outputs, stride, sum(blocks))
                     if fixup
                     else Block(inputs, outputs, stride, norm, groups)
                 )
                 inputs = outputs
-        self.blocks = nn.Sequential(*made)
+        self.blocks = nn.Sequential(*stages)
         self.out = FixupHead(inputs, num_outputs) if fixup else nn.Linear(inputs, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,11 +140,11 @@ class ResNet18:
         object.__setattr__(self, "blocks", tuple(self.blocks))
         sizes = f"model.widths={list(self.widths)} with model.blocks={list(self.blocks)}"
         if not self.widths or len(self.widths) != len(self.blocks) or min(*self.widths, *self.blocks) < 1:
-            raise UserError(f"{sizes} cannot be built. Each stage needs both, 1 or more: give lists of equal length.")
+            raise UserError(f"{sizes} must be lists of equal length with entries of at least 1, one per stage.")
         if self.norm == "group" and (self.groups < 1 or any(width % self.groups for width in self.widths)):
             raise UserError(
-                f"model.groups={self.groups} cannot group model.widths={list(self.widths)}. "
-                "It must be 1 or more and divide each of them."
+                f"model.groups must be at least 1 and divide each of model.widths={list(self.widths)}; got "
+                f"{self.groups}."
             )
 
     def problems(self, spec: TaskSpec) -> list[str]:
@@ -152,8 +152,9 @@ class ResNet18:
         if len(spec.input_shape) == 3 and min(spec.input_shape[1:]) >= least:
             return []
         return [
-            f"model=resnet18 cannot take the inputs of data={spec.name}, which have shape {list(spec.input_shape)}. "
-            f"It needs images of at least {least} × {least} pixels. Use model=mlp, or an image data set."
+            f"model=resnet18 requires images of at least {least} × {least} pixels; got inputs {list(spec.input_shape)} "
+            "of "
+            f"data={spec.name}. Use model=mlp, or an image data set."
         ]
 
     def build(self, spec: TaskSpec) -> nn.Module:

@@ -73,16 +73,16 @@ class ResNet20:
     def __post_init__(self) -> None:
         if self.width < 1 or self.groups < 1 or (16 * self.width) % self.groups:
             raise UserError(
-                f"model.width={self.width} with model.groups={self.groups} cannot be built. "
-                "Both must be 1 or more, and groups must divide 16 × width."
+                f"model.width and model.groups must be at least 1, and groups must divide 16 × width; got "
+                f"{self.width} and {self.groups}."
             )
 
     def problems(self, spec: TaskSpec) -> list[str]:
         if len(spec.input_shape) == 3 and min(spec.input_shape[1:]) >= 8:
             return []
         return [
-            f"model=resnet20 cannot take the inputs of data={spec.name}, which have shape {list(spec.input_shape)}. "
-            "It needs images. Use model=mlp, or an image data set."
+            f"model=resnet20 requires images of at least 8 × 8 pixels; got inputs {list(spec.input_shape)} of "
+            f"data={spec.name}. Use model=mlp, or an image data set."
         ]
 
     def build(self, spec: TaskSpec) -> nn.Module:

@@ -59,24 +59,20 @@ class TextTransformer:
     cites: ClassVar[tuple[str, ...]] = ("vaswani2017",)
 
     def __post_init__(self) -> None:
-        problems = [
-            f"model.{name}={value} cannot be built. It must be 1 or more."
-            for name, value in vars(self).items()
-            if value < 1
-        ]
+        problems = [f"model.{name} must be at least 1; got {value}." for name, value in vars(self).items() if value < 1]
         raise_all(problems)
         if self.width % self.heads or self.width < 2:
             raise UserError(
-                f"model.width={self.width} cannot be shared by model.heads={self.heads}. "
-                "It must be 2 or more, and heads must divide it."
+                f"model.width must be at least 2 and a multiple of model.heads={self.heads}; got {self.width}."
             )
 
     def problems(self, spec: TaskSpec) -> list[str]:
         if spec.vocabulary:
             return []
         return [
-            f"model=text_transformer cannot take the inputs of data={spec.name}, which are numbers and no token ids. "
-            "Use a data set of texts, or model=mlp."
+            f"model=text_transformer requires token ids; the inputs of data={spec.name} are numbers. Use a text data "
+            "set, "
+            "or model=mlp."
         ]
 
     def build(self, spec: TaskSpec) -> nn.Module:

@@ -13,13 +13,13 @@ from bnn_runner.errors import UserError, did_you_mean
 from bnn_runner.tasks import TaskSpec
 
 AUXILIARY = {name: {"aux_logits": False, "init_weights": True} for name in ("googlenet", "inception_v3")}
-"""Networks that would give several outputs in training are built without the auxiliary ones."""
+"""Networks with auxiliary outputs in training are built without them."""
 COLOURS = 3
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """Grey to three equal colours, then bilinear to `resize` × `resize` pixels where that is a number."""
+    """Grey to three equal colours, then bilinear to `resize` × `resize` pixels, unless None."""
 
     resize: int | None
 
@@ -36,7 +36,7 @@ class Prepare:
 class Torchvision:
     """`name` of a torchvision classifier, `resize` of its inputs in pixels, `options` of its constructor.
 
-    Parameters have torchvision's own names: input preparation is a hook of the network, not a wrapper.
+    Parameters keep torchvision's names, since input preparation is a hook of the network and not a wrapper.
     """
 
     name: str = "resnet18"
@@ -45,12 +45,12 @@ class Torchvision:
 
     def __post_init__(self) -> None:
         if self.resize is not None and self.resize < 1:
-            raise UserError(f"model.resize={self.resize} is no size. Give pixels, or null to leave images as they are.")
+            raise UserError(f"model.resize must be at least 1 pixel, or null to keep the size; got {self.resize}.")
         taken = sorted({"num_classes", "weights", "progress"} & set(self.options))
         if taken:
             raise UserError(
-                f"model.options may not set {', '.join(taken)}. Classes come from the data set, and networks start "
-                "untrained. Leave it out; model.weights=PATH gives trained weights."
+                f"model.options must not set {', '.join(taken)}: classes come from the data set, and networks start "
+                "untrained. Leave it out; use model.weights=PATH for trained weights."
             )
 
     def problems(self, spec: TaskSpec) -> list[str]:
@@ -59,37 +59,37 @@ class Torchvision:
         names = models.list_models(module=models)
         if self.name not in names:
             return [
-                f"model.name={self.name} is no classifier of this torchvision.{did_you_mean(self.name, names)} "
-                f"Its classifiers: {', '.join(names)}."
+                f"model.name must be a classifier of the installed torchvision; got {self.name}."
+                f"{did_you_mean(self.name, names)} Its classifiers: {', '.join(names)}."
             ]
         if len(spec.input_shape) != 3 or spec.input_shape[0] not in (1, COLOURS):
             return [
-                f"model=torchvision cannot take the inputs of data={spec.name}, which have shape "
-                f"{list(spec.input_shape)}. It needs grey or colour images. Use model=mlp, or an image data set."
+                f"model=torchvision requires grey or colour images; got inputs {list(spec.input_shape)} of "
+                f"data={spec.name}. Use model=mlp, or an image data set."
             ]
         return self._tried(spec)
 
     def _tried(self, spec: TaskSpec) -> list[str]:
-        """What building it and a forward pass without numbers (on the meta device) run into."""
+        """Problems found by building it and a forward pass on the meta device, which computes no numbers."""
         what = f"model=torchvision with model.name={self.name}"
         try:
             module = self._empty(spec)
         except (TypeError, ValueError) as error:
-            return [f"{what} and model.options={dict(self.options)} cannot be built. {error}. Change model.options."]
+            return [f"Could not build {what} and model.options={dict(self.options)}: {error}. Change model.options."]
         try:
             with torch.no_grad():
                 outputs = module.train()(torch.zeros(2, *spec.input_shape, device="meta"))
         except (RuntimeError, ValueError, AssertionError) as error:
             return [
-                f"{what} cannot take images of {self._size(spec)} pixels. {' '.join(str(error).split())} "
-                f"Set model.resize to a larger size; the original networks take 224."
+                f"{what} does not support images of {self._size(spec)} pixels: {' '.join(str(error).split())} "
+                f"Use a larger model.resize; the original networks use 224."
             ]
         if not isinstance(outputs, Tensor) or outputs.shape != (2, spec.num_outputs):
-            return [f"{what} does not give one output a class. Choose a classifier with a single output."]
+            return [f"{what} must give one output per class. Use a classifier with a single output."]
         return []
 
     def _empty(self, spec: TaskSpec) -> nn.Module:
-        """The network without numbers; a few constructors calculate with tensors, which takes real ones first."""
+        """The network on the meta device; the few constructors that compute with tensors get real ones first."""
         try:
             with torch.device("meta"):
                 return self.build(spec)

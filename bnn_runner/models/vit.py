@@ -56,30 +56,23 @@ class ViT:
     cites: ClassVar[tuple[str, ...]] = ("dosovitskiy2021",)
 
     def __post_init__(self) -> None:
-        problems = [
-            f"model.{name}={value} cannot be built. It must be 1 or more."
-            for name, value in vars(self).items()
-            if value < 1
-        ]
+        problems = [f"model.{name} must be at least 1; got {value}." for name, value in vars(self).items() if value < 1]
         raise_all(problems)
         if self.width % self.heads or self.width < 2:
             raise UserError(
-                f"model.width={self.width} cannot be shared by model.heads={self.heads}. "
-                "It must be 2 or more, and heads must divide it."
+                f"model.width must be at least 2 and a multiple of model.heads={self.heads}; got {self.width}."
             )
 
     def problems(self, spec: TaskSpec) -> list[str]:
         if len(spec.input_shape) != 3:
             return [
-                f"model=vit cannot take the inputs of data={spec.name}, which have shape {list(spec.input_shape)}. "
-                "It needs images. Use model=mlp, or an image data set."
+                f"model=vit requires images; got inputs {list(spec.input_shape)} of data={spec.name}. Use model=mlp, "
+                "or "
+                "an image data set."
             ]
         height, width = spec.input_shape[1:]
         if height % self.patch or width % self.patch:
-            return [
-                f"model.patch={self.patch} does not divide the {height} × {width} pixels of data={spec.name}. "
-                "Choose a size that does."
-            ]
+            return [f"model.patch must divide the {height} × {width} pixels of data={spec.name}; got {self.patch}."]
         return []
 
     def build(self, spec: TaskSpec) -> nn.Module:

@@ -70,21 +70,18 @@ class WideResNet:
 
     def __post_init__(self) -> None:
         if self.depth < 10 or (self.depth - 4) % 6:
-            raise UserError(f"model.depth={self.depth} cannot be built. It must be 6 n + 4: 10, 16, 22, 28, 40.")
+            raise UserError(f"model.depth must be 6 n + 4, as in 10, 16, 22, 28 or 40; got {self.depth}.")
         if self.widen < 1 or self.base < 1:
-            raise UserError(f"model.widen={self.widen} with model.base={self.base}: both must be 1 or more.")
+            raise UserError(f"model.widen and model.base must be at least 1; got {self.widen} and {self.base}.")
         if self.norm == "group" and (self.groups < 1 or self.base % self.groups):
-            raise UserError(
-                f"model.groups={self.groups} cannot group model.base={self.base} channels. "
-                "It must be 1 or more and divide them."
-            )
+            raise UserError(f"model.groups must be at least 1 and divide model.base={self.base}; got {self.groups}.")
 
     def problems(self, spec: TaskSpec) -> list[str]:
         if len(spec.input_shape) == 3 and min(spec.input_shape[1:]) >= 4:
             return []
         return [
-            f"model=wrn16_4 cannot take the inputs of data={spec.name}, which have shape {list(spec.input_shape)}. "
-            "It needs images of at least 4 × 4 pixels. Use model=mlp, or an image data set."
+            f"model=wrn16_4 requires images of at least 4 × 4 pixels; got inputs {list(spec.input_shape)} of "
+            f"data={spec.name}. Use model=mlp, or an image data set."
         ]
 
     def build(self, spec: TaskSpec) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A factorised Gaussian posterior without its least certain weights: scores and figure (Blundell et al. 2015)."""
+"""Pruning of a factorised Gaussian posterior by signal-to-noise ratio: scores and figure (Blundell et al. 2015)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pruned:
-    """One row: `removed_percent` of the weights with a spread; scores on the test set.
+    """One row: `removed_percent` of the weights that have a standard deviation; scores on the test set.
 
     `error` is the share of wrong classes in percent, or the root mean squared error in target units;
-    `loglik` the mean marginal log-likelihood in nats a point, with its standard error.
+    `loglik` the mean marginal log-likelihood in nats per point, with its standard error.
     """
 
     removed_percent: float
@@ -37,11 +37,20 @@ class Pruned:
 def prune(
     task: Task, posterior: MeanField, percents: Sequence[float], num_draws: int, seed: int, batch_size: int
 ) -> list[Pruned]:
-    """One row for each of `percents`: weights of the lowest |μ|/σ lose mean and spread, the rest is unchanged."""
+    """Scores of the posterior without its weights of the lowest |μ|/σ, whose mean and standard deviation become 0.
+
+    Args:
+        task: with the test points.
+        posterior: to prune; it is not changed.
+        percents: of the weights to remove, one row each.
+        num_draws: draws per evaluation.
+        seed: of the draws.
+        batch_size: points pushed through the network at once.
+    """
     rows = []
     for percent in percents:
         left = posterior.pruned(percent / 100)
-        gone = sum(int((s == 0).sum()) for s in left.sigmas.values())
+        removed = sum(int((s == 0).sum()) for s in left.sigmas.values())
         test = evaluate_split(task, left, task.test, "draws", num_draws, seed, batch_size).test
         assert test.loglik is not None and test.targets is not None
         marginal = torch.logsumexp(test.loglik.double(), 0) - math.log(len(test.loglik))
@@ -57,7 +66,7 @@ def prune(
         rows.append(
             Pruned(
                 percent,
-                posterior.network.num_parameters - gone,
+                posterior.network.num_parameters - removed,
                 error,
                 error_se,
                 float(marginal.mean()),
@@ -68,9 +77,9 @@ def prune(
 
 
 def markdown(rows: Sequence[Pruned], error_name: str) -> str:
-    """The table for a reader."""
+    """The rows as a Markdown table."""
     lines = [
-        f"| removed % | weights left | {error_name} | log-likelihood, nats a point |",
+        f"| removed % | weights left | {error_name} | log-likelihood, nats per point |",
         "| ---: | ---: | ---: | ---: |",
     ]
     for r in rows:
@@ -81,9 +90,9 @@ def markdown(rows: Sequence[Pruned], error_name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def figure(rows: Sequence[Pruned], error_name: str, ratios: torch.Tensor, title: str) -> Figure:
-    """Error and log-likelihood over the proportion removed, and the distribution of |μ|/σ in decibels."""
-    made, (left, middle, right) = style.new_figure(columns=3, width=3.6, height=3.2)
+def pruning_figure(rows: Sequence[Pruned], error_name: str, ratios: torch.Tensor, title: str) -> Figure:
+    """Error and log-likelihood against the proportion removed, and the distribution of |μ|/σ in decibels."""
+    figure, (left, middle, right) = style.new_figure(columns=3, width=3.6, height=3.2)
     x = [r.removed_percent for r in rows]
     left.errorbar(x, [r.error for r in rows], [r.error_standard_error for r in rows], color=style.BLUE, marker="o")
     middle.errorbar(
@@ -91,10 +100,10 @@ def figure(rows: Sequence[Pruned], error_name: str, ratios: torch.Tensor, title:
     )
     decibels = 20 * torch.log10(ratios[ratios > 0].double().cpu())
     right.hist(decibels.numpy(), bins=60, color=style.GREY)
-    for ax, y in ((left, error_name), (middle, "log-likelihood [nats a point]")):
+    for ax, y in ((left, error_name), (middle, "log-likelihood [nats per point]")):
         ax.set_xlabel("weights removed [%]")
         ax.set_ylabel(y)
     right.set_xlabel("|μ|/σ [dB]")
     right.set_ylabel("weights")
-    style.title(made, title)
-    return made
+    style.title(figure, title)
+    return figure

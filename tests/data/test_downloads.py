@@ -74,7 +74,7 @@ recommended: {model: mlp, schedule: adam, prior: isotropic, hyper: fixed, values
 
 @dataclass
 class Server:
-    """Files by path; counts what is asked for; paths in `broken` are answered as told there."""
+    """Files by path; counts requests; paths in `broken` are answered as given there."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -165,15 +165,15 @@ def test_processes_at_once_download_and_train_once(server: Server, tmp_path: Pat
         subprocess.Popen([*command, f"method={m}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for m in methods
     ]
-    told = [process.communicate(timeout=120)[0] for process in running]
-    assert [process.returncode for process in running] == [0] * len(methods), "\n".join(told)
+    printed = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * len(methods), "\n".join(printed)
     assert sorted(server.asked) == sorted(server.files)
     assert {path.name: path.read_bytes() for path in (data / "Tiny" / "raw").iterdir()} == files
     assert [path.name for path in data.iterdir()] == ["Tiny"]  # no lease, nothing unfinished
     cells = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("provenance.json")]
     assert len(cells) == len(methods) and len({key for cell in cells for key in cell["training_keys"]}) == 1
-    spared = ["nothing to train" in text or "trains the same network" in text for text in told]
-    assert sum(spared) == len(methods) - 1, "\n".join(told)
+    spared = ["nothing to train" in text or "trains the same network" in text for text in printed]
+    assert sum(spared) == len(methods) - 1, "\n".join(printed)
     assert len(list((tmp_path / "out" / "cache" / "networks").glob("*.safetensors"))) == 1
 
 
@@ -262,13 +262,13 @@ def test_an_archive_gives_what_is_missing_and_what_is_there_is_kept(server: Serv
         ensure(lacking, tmp_path)
 
 
-def test_damage_is_told_apart_from_absence_and_nothing_is_deleted(server: Server, tmp_path: Path) -> None:
-    """Planted bug: a damaged file fetched anew over what may be the user's only copy."""
+def test_damage_and_absence_are_distinguished_and_nothing_is_deleted(server: Server, tmp_path: Path) -> None:
+    """Planted bug: a damaged file downloaded again over what may be the user's only copy."""
     body = b"numbers " * 1000
     server.files = {"/text/text.txt": body}
     path = tmp_path / "texts" / "text.txt"
     path.parent.mkdir()
-    for content, said in ((body[:99], "99 bytes, expected were 8,000"), (b"N" + body[1:], "SHA-256 sum")):
+    for content, said in ((body[:99], "must have 8,000 bytes; got 99"), (b"N" + body[1:], "SHA-256 sum")):
         path.write_bytes(content)
         found = look(text_source(body), tmp_path)
         assert found.missing == () and len(found.damaged) == 1
@@ -278,7 +278,7 @@ def test_damage_is_told_apart_from_absence_and_nothing_is_deleted(server: Server
 
 
 def test_whole_files_are_only_read(server: Server, tmp_path: Path) -> None:
-    """Planted bug: a lease beside data that are there, which a read-only folder refuses."""
+    """Planted bug: a lease next to existing data, which a read-only folder refuses."""
     body = b"numbers " * 1000
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "text.txt").write_bytes(body)
@@ -301,11 +301,11 @@ def test_a_stop_ends_a_download_and_leaves_nothing(server: Server, tmp_path: Pat
 
 
 def prepared(conf: Path, folder: Path, *words: str) -> str:
-    told = io.StringIO()
+    printed = io.StringIO()
     data, out = f"data_dir={folder / 'data'}", f"output_dir={folder / 'out'}"
     experiment = load_experiment([data, out, "data=tiny", "allow=[fakeset]", "prepare=true", *words], conf)
-    assert run(experiment, Console(told)).status == "done"
-    return told.getvalue()
+    assert run(experiment, Console(printed)).status == "done"
+    return printed.getvalue()
 
 
 def test_prepare_fetches_and_lists_and_trains_nothing(server: Server, tmp_path: Path, monkeypatch) -> None:
@@ -313,11 +313,11 @@ def test_prepare_fetches_and_lists_and_trains_nothing(server: Server, tmp_path: 
     conf, files = publish(server, tmp_path)
     monkeypatch.delitem(sys.modules, "fakeset", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    told = prepared(conf, tmp_path)
-    assert "ready (54 train, 6 validation, 20 test)" in told
+    printed = prepared(conf, tmp_path)
+    assert "ready (54 train, 6 validation, 20 test)" in printed
     for name, data in files.items():
-        assert f"{tmp_path / 'data' / 'Tiny' / 'raw' / name}  {len(data):,} bytes" in told
-    assert "other: not available" in told and "drawn by hand" in told
+        assert f"{tmp_path / 'data' / 'Tiny' / 'raw' / name}  {len(data):,} bytes" in printed
+    assert "other: not available" in printed and "drawn by hand" in printed
     assert not (tmp_path / "out").exists()
     assert len(server.asked) == 4
     prepared(conf, tmp_path, "method=laplace_diag")
@@ -325,5 +325,5 @@ def test_prepare_fetches_and_lists_and_trains_nothing(server: Server, tmp_path: 
     server.files.clear()
     for path in (tmp_path / "data" / "Tiny" / "raw").iterdir():
         path.unlink()
-    with pytest.raises(UserError, match="tiny is not complete"):
+    with pytest.raises(UserError, match="tiny is incomplete"):
         prepared(conf, tmp_path)

@@ -71,9 +71,9 @@ def test_stratified_parts_hold_the_classes_in_proportion():
 
 
 def test_sizes_that_leave_nothing_or_ask_for_too_much_are_refused():
-    assert "leaves nothing" in Sizes(0.99, None, None).problems(10, 5)[0]
+    assert "must leave a point" in Sizes(0.99, None, None).problems(10, 5)[0]
     (problem,) = Sizes(0.1, 95, None).problems(100, 10)
-    assert "data.train_size=95" in problem and "at most data.train_size=90" in problem
+    assert "data.train_size must be at most 90" in problem and "got 95" in problem
     assert Sizes(0.1, 90, 10).problems(100, 10) == []
     assert len(Sizes("a", "b", True).problems(100, 10)) == 3  # type: ignore[arg-type]
 
@@ -141,7 +141,7 @@ def test_rounding_does_not_count_as_variation_but_small_variation_does():
 
 
 def test_a_constant_target_is_refused():
-    with pytest.raises(UserError, match="one and the same value in all 45 training points"):
+    with pytest.raises(UserError, match="must vary; got the same value in all 45 training points"):
         table(targets=torch.full((60, 1), 0.1, dtype=torch.float64))
 
 
@@ -185,7 +185,7 @@ def test_gap1d_tells_all_its_mistakes():
 
 
 def test_targets_of_the_line_are_standardised_or_left_as_they_are():
-    """Planted bugs: targets left alone that are told to be scaled; one fingerprint for both."""
+    """Planted bugs: targets left alone that are reported as scaled; one fingerprint for both."""
     scaled, plain = (
         Line1D(num_train=50, num_test=20, noise=1.0, standardise=s, **ALL).load(Path(), 0) for s in (True, False)
     )

@@ -1,4 +1,4 @@
-"""The UCI regression sets: splits from their rules, index files, checksums, and what is told when files lack."""
+"""The UCI regression sets: splits from their rules, index files, checksums, and errors for missing files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_index_files_are_compared_and_win(tiny_uci):
     differing = tiny().load(root, 0)
     assert "differ" in differing.notes[0] and differing.test.ids.tolist() == list(range(6))
     write_index(root, "data", range(5, 60), range(6))
-    with pytest.raises(UserError, match="no split of the data"):
+    with pytest.raises(UserError, match="must name each row"):
         tiny().load(root, 0)
 
 

@@ -1,4 +1,4 @@
-"""Loggers: each tells a real cell to its real package (skipped where that is not installed), and ends no run."""
+"""Loggers: each logs a real cell with its real package (skipped if it is not installed), and ends no run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bnn_runner import run
 from bnn_runner.errors import UserError
 from bnn_runner.experiment import load_experiment
 from bnn_runner.loggers.base import LoggedCell, NoLogger
-from bnn_runner.loggers.finished import _history, log_finished, logged
+from bnn_runner.loggers.finished import _history, log_finished, logged_cell
 from bnn_runner.loggers.mlflow import MLflow
 
 SMALL = ["data=gap1d", "method=ensemble", "method.size=2", "schedule.epochs=3", "eval.num_draws=4", "data.num_train=20"]
@@ -35,10 +35,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cell_of(folder: Path) -> LoggedCell:
     (done,) = folder.glob("runs/*/*/*/*/DONE")
-    return logged(done.parent, folder)
+    return logged_cell(done.parent, folder)
 
 
-def test_what_a_logger_is_told(finished: Path) -> None:
+def test_what_a_logger_receives(finished: Path) -> None:
     """Planted bugs: members' curves on top of each other; scores of different tau under one name; NaN as a number."""
     cell = cell_of(finished)
     assert cell.name.startswith("gap1d/mlp/ensemble/0-") and cell.config["schedule.epochs"] == 3
@@ -49,7 +49,7 @@ def test_what_a_logger_is_told(finished: Path) -> None:
     assert all(value == value for value in cell.scores.values()) and cell.figures
 
 
-def test_the_fit_of_a_posterior_is_told_beside_the_training(finished: Path, tmp_path: Path) -> None:
+def test_the_fit_of_a_posterior_is_logged_next_to_the_training(finished: Path, tmp_path: Path) -> None:
     """Bayes by Backprop writes lines of its own. Planted bugs: its member taken for a number; curves mixed up."""
     cell = cell_of(finished)
     rows = [{"member": "0", "epoch": 1.0, "nll": 2.0}, {"member": "posterior", "epoch": 1.0, "nll": 3.0, "kl": 4.0}]
@@ -65,8 +65,8 @@ def test_the_fit_of_a_posterior_is_told_beside_the_training(finished: Path, tmp_
 
 @needs("tensorboard")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_reads_back_what_was_told(finished: Path, tmp_path: Path) -> None:
-    """Planted bug: epochs lost, so that all points stand at step 0; a second telling beside the first."""
+def test_tensorboard_reads_back_what_was_logged(finished: Path, tmp_path: Path) -> None:
+    """Planted bug: epochs lost, so that all points stand at step 0; a second log next to the first."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from bnn_runner.loggers.tensorboard import TensorBoard
@@ -83,9 +83,9 @@ def test_tensorboard_reads_back_what_was_told(finished: Path, tmp_path: Path) ->
     assert events.Tags()["images"]
 
 
-def test_a_run_that_mlflow_cannot_take_whole_is_failed(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_mlflow_rejects_in_part_is_failed(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs without the package: its client stands for the service. Planted bugs: left RUNNING; `@` in a name."""
-    told: list[tuple[str, str]] = []
+    sent: list[tuple[str, str]] = []
 
     class Client:
         def __init__(self, tracking_uri: str) -> None: ...
@@ -100,13 +100,13 @@ def test_a_run_that_mlflow_cannot_take_whole_is_failed(finished: Path, monkeypat
             return SimpleNamespace(info=SimpleNamespace(run_id="7"))
 
         def log_batch(self, run: str, **parts: list[tuple[str, ...]]) -> None:
-            told.extend(("name", str(name)) for name, *_ in chain(*parts.values()))
+            sent.extend(("name", str(name)) for name, *_ in chain(*parts.values()))
 
         def log_artifact(self, run: str, file: str, folder: str) -> None:
             raise OSError("the disk is full")
 
         def set_terminated(self, run: str, status: str = "FINISHED") -> None:
-            told.append((run, status))
+            sent.append((run, status))
 
     together = SimpleNamespace(**dict.fromkeys(("Metric", "Param", "RunTag"), lambda *fields: fields))
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())
@@ -114,8 +114,8 @@ def test_a_run_that_mlflow_cannot_take_whole_is_failed(finished: Path, monkeypat
     monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=Client))
     with pytest.raises(OSError, match="disk is full"):
         MLflow("sqlite://", "tests").log(cell_of(finished))
-    assert told[-1] == ("7", "FAILED") and [t for t in told if t[0] == "7"] == told[-1:]
-    names = {name for what, name in told if what == "name"}
+    assert sent[-1] == ("7", "FAILED") and [s for s in sent if s[0] == "7"] == sent[-1:]
+    names = {name for what, name in sent if what == "name"}
     assert {"marginal_loglik/val", "train/loss/member1", "schedule.epochs", "folder"} <= names
     assert not any("@" in name for name in names)
 
@@ -154,12 +154,12 @@ def test_a_failing_logger_ends_no_run(finished: Path) -> None:
             raise ConnectionError("no route to host\nat all")
 
     (done,) = finished.glob("runs/*/*/*/*/DONE")
-    told = log_finished(Broken(), done.parent, finished)
-    assert told is not None and "(ConnectionError: no route to host)" in told and "cell is whole" in told
+    problem = log_finished(Broken(), done.parent, finished)
+    assert problem is not None and "(ConnectionError: no route to host)" in problem and "cell itself is" in problem
     assert log_finished(NoLogger(), done.parent, finished) is None
 
 
-def test_a_missing_package_is_told_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     known = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "wandb" else known(name, *more)

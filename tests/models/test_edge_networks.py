@@ -29,19 +29,19 @@ def own(name: str, *arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        (own("Frozen"), "frozen (requires_grad=False): body.weight, body.bias"),
+        (own("Frozen"), "got body.weight, body.bias. Make them buffers"),
         (own("Double", "model.casts=true"), "must have the same dtype"),
         (own("Rows", "model.inputs=2", "model.outputs=1"), "a single logit z of the second class"),
-        (["data=gap1d", *own("Flat")], "gives [2] for two points"),
+        (["data=gap1d", *own("Flat")], "must return [2, 1] for two points"),
     ],
     ids=["frozen", "double inputs", "one logit", "squeezed"],
 )
-def test_what_cannot_be_right_is_refused_before_the_work(words: list[str], told: str) -> None:
+def test_invalid_networks_are_refused_before_the_work(words: list[str], message: str) -> None:
     """Planted bugs: frozen weights trained and given a posterior; outputs [B] broadcast against targets [B, 1]."""
     base = SMALL if not any(w.startswith("data=") for w in words) else []
-    with pytest.raises(UserError, match=re.escape(told)):
+    with pytest.raises(UserError, match=re.escape(message)):
         load_experiment([*base, *SHORT, *words, "method=laplace_kfac"])
 
 

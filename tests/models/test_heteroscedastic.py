@@ -208,7 +208,7 @@ def test_the_noise_curve_is_recovered(form: str, tmp_path: Path) -> None:
     assert back is not None and back.likelihood == networks[0].likelihood == FORMS[form]
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_combinations_are_refused() -> None:
     """Planted bug: a fixed noise that the form ignores in silence."""
     with pytest.raises(UserError, match=r"likelihood\.noise=fixed"):
         NoiseRule("fixed", 0.1, "natural")
@@ -216,4 +216,4 @@ def test_what_cannot_be_is_refused() -> None:
     rule = NoiseRule(form="mean_variance")
     assert rule.problems(regression, "draws") == [] and rule.network_spec(regression).num_outputs == 4
     assert "has classes" in rule.problems(classes, "draws")[0] and rule.network_spec(classes) is classes
-    assert "no Gaussian" in rule.problems(regression, "closed_form")[0]
+    assert "not Gaussian" in rule.problems(regression, "closed_form")[0]

@@ -39,7 +39,7 @@ def count(choice: str, spec: TaskSpec, ending: str = "") -> int:
 
 
 def test_published_numbers_of_parameters() -> None:
-    """Planted bugs: a bias beside a norm; a shortcut where shapes agree; a stem of 7 × 7; one block too few."""
+    """Planted bugs: a bias next to a norm; a shortcut where shapes agree; a stem of 7 × 7; one block too few."""
     assert count("resnet18", CIFAR) == 11_173_962
     assert count("lenet_small", MNIST, "weight") == 29_088
     assert count("lenet", MNIST) == 61_706
@@ -164,21 +164,21 @@ def test_torchvision_names_and_inputs() -> None:
 
 REFUSED = [
     (Torchvision("resnet81"), CIFAR, "Did you mean resnet18"),
-    (Torchvision("fasterrcnn_resnet50_fpn"), CIFAR, "no classifier"),
+    (Torchvision("fasterrcnn_resnet50_fpn"), CIFAR, "must be a classifier"),
     (Torchvision("vit_b_16"), CIFAR, "model.resize"),
     (Torchvision("alexnet"), MNIST, "28 × 28"),
-    (Torchvision("resnet18"), TaskSpec("table", "regression", (4,), 1, 0.1), "needs grey or colour images"),
+    (Torchvision("resnet18"), TaskSpec("table", "regression", (4,), 1, 0.1), "requires grey or colour images"),
     (Torchvision("mobilenet_v2", options={"nonsense": 1}), CIFAR, "Change model.options"),
     (Torchvision("googlenet", options={"aux_logits": True}), CIFAR, "single output"),
 ]
 
 
-@pytest.mark.parametrize(("model", "spec", "told"), REFUSED, ids=[r[0].name for r in REFUSED])
-def test_torchvision_refuses_with_a_reason(model: Torchvision, spec: TaskSpec, told: str) -> None:
+@pytest.mark.parametrize(("model", "spec", "message"), REFUSED, ids=[r[0].name for r in REFUSED])
+def test_torchvision_refuses_with_a_reason(model: Torchvision, spec: TaskSpec, message: str) -> None:
     """Planted bugs: a detector taken for a classifier; an error of a layer's in the middle of a run."""
     state = torch.get_rng_state()
     (problem,) = model.problems(spec)
-    assert told in problem and "model" in problem
+    assert message in problem and "model" in problem
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -232,10 +232,10 @@ def test_own_classes_are_checked_before_and_after_import(here: Path) -> None:
         ("model=module",): "Set model._target_=package.module.Class",
         ("model._target_=untrusted.Net",): "the package untrusted is not trusted",
         ("allow=[tests]", target + "Rows", "model.inputs=1", "model.outputs=1", "model.widht=3"): "Did you mean width?",
-        ("allow=[tests]", target + "Rows", "model.outputs=1"): "model.inputs is missing",
-        ("allow=[tests]", target + "Rows", "model.inputs=3", "model.outputs=1"): "cannot take the inputs of data=gap1d",
+        ("allow=[tests]", target + "Rows", "model.outputs=1"): "requires model.inputs=VALUE",
+        ("allow=[tests]", target + "Rows", "model.inputs=3", "model.outputs=1"): "on inputs [1] of data=gap1d",
         ("allow=[tests]", target + "Rows", "model.inputs=1", "model.outputs=2"): "It must give [2, 1]",
-        ("allow=[tests]", target + "Flat"): "gives [2] for two points",
+        ("allow=[tests]", target + "Flat"): "must return [2, 1] for two points",
         ("allow=[tests]", target + "number"): "makes a int",
         ("allow=[tests]", target + "small_conv", "model.depth=3"): "unexpected keyword argument 'depth'",
         ("model=mlp", "model.weights=3"): "must be a path or a list of paths",
@@ -268,4 +268,4 @@ def test_a_torchvision_resnet18_saved_by_plain_torch(here: Path, capsys: pytest.
     assert report_main(["--metrics", "marginal_loglik,accuracy", "--no-figure"]) == 0
     assert "| tiles | module | laplace_last_layer |" in capsys.readouterr().out.replace("  ", "")
     assert run([*words, "model.weights=r18.pt", "model.num_classes=3"]) == 2
-    assert "gives [2, 3] for two points" in capsys.readouterr().err
+    assert "must return [2, 2] for two points" in capsys.readouterr().err
