@@ -1,4 +1,4 @@
-"""Errors a user can cause, told as what, why and what to do. Imports nothing heavy."""
+"""Exceptions that end a run with a message: what, why and what to do. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
-    """A mistake of the user's: shown as text with exit code 2, never as a traceback.
+    """A usage error: shown as text with exit code 2, never as a traceback.
 
-    Several mistakes travel together, so that all of them are shown at once.
+    Args:
+        *problems: One message each, so that all errors are shown at once.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -18,20 +19,20 @@ class UserError(Exception):
 
 
 class RunFailed(Exception):
-    """A run that cannot go on by itself (say, a non-finite loss): FAILED in its cell, exit code 1."""
+    """The run could not finish (for example, a non-finite loss): its cell is marked FAILED, exit code 1."""
 
 
 class Interrupted(Exception):
-    """The run was asked to stop (Ctrl-C, SIGTERM) and has left a state from which it goes on."""
+    """A stop was requested (Ctrl-C, SIGTERM); the run saved a state from which it can resume."""
 
 
 def raise_all(problems: Sequence[str]) -> None:
-    """Raise one `UserError` with every problem, if there are any."""
+    """Raises one `UserError` with all problems, if there are any."""
     if problems:
         raise UserError(*problems)
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """' Did you mean X?' for the nearest of `options`, or an empty text."""
+    """Returns ' Did you mean X?' with the closest of `options`, or an empty string if none is close."""
     near = difflib.get_close_matches(word, sorted(set(options)), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(near)}?" if near else ""

@@ -1,7 +1,7 @@
-"""Named streams of random numbers: a new consumer moves nobody.
+"""Named streams of random numbers: a new stream changes no other.
 
-Each stream's seed is a hash of (seed, name, further words), so that init, split, order, posterior
-and evaluation never share numbers, and asking for one more changes none of the others.
+Each stream's seed is a hash of (seed, name, further words), so init, split, order, posterior and evaluation never
+share numbers, and adding one more leaves all others as they were.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ _WORD = 2**63 - 1
 
 
 def derive_seed(seed: int, name: str, *words: int | str) -> int:
-    """A 63-bit seed from (seed, name, words), stable over machines and versions."""
+    """Returns a 63-bit seed from (seed, name, words), the same on every machine and in every version."""
     text = "/".join([str(seed), name, *map(str, words)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & _WORD
 
 
 def generator(seed: int, name: str, *words: int | str) -> torch.Generator:
-    """A CPU generator of its own for the named stream."""
+    """Returns a new CPU generator for the named stream (see `derive_seed`)."""
     return torch.Generator().manual_seed(derive_seed(seed, name, *words))
 
 
 @contextmanager
 def global_stream(seed: int, name: str, *words: int | str) -> Iterator[None]:
-    """Code that can only use torch's global generator runs in a named stream; the global state is put back."""
+    """Seeds PyTorch's global generator with the named stream inside the block; restores its state afterwards.
+
+    For code that cannot take a generator.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, name, *words))
         yield

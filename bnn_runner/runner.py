@@ -31,7 +31,7 @@ from bnn_runner.runs.provenance import Stages
 from bnn_runner.runs.session import CellRun, Session
 from bnn_runner.runtime.console import Console
 from bnn_runner.runtime.devices import pick_device, thread_count
-from bnn_runner.runtime.files import short_path, unwritable
+from bnn_runner.runtime.files import explain_write_error, short_path
 from bnn_runner.runtime.leases import Lease
 from bnn_runner.runtime.memory import limited_memory
 from bnn_runner.runtime.signals import stop_on_signals
@@ -230,7 +230,7 @@ def _disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if (reason := unwritable(error)) is None:
+        if (reason := explain_write_error(error)) is None:
             raise
         raise RunFailed(reason) from error
 

@@ -16,7 +16,7 @@ from bnn_runner.config.recommend import defer
 from bnn_runner.config.validate import Checked, check
 from bnn_runner.errors import UserError
 from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, OK, USAGE_ERROR, print_errors
-from bnn_runner.runtime.files import unwritable
+from bnn_runner.runtime.files import explain_write_error
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except OSError as error:
-        if (reason := unwritable(error)) is None:
+        if (reason := explain_write_error(error)) is None:
             raise
         print(f"bnn-run: {reason}", file=sys.stderr)
         return FAILED

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bnn_runner.cli.open_run import add_run_options, open_run
 from bnn_runner.errors import UserError
-from bnn_runner.runtime.exit_codes import guarded
+from bnn_runner.runtime.exit_codes import run_command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ _EXAMPLES = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 1 where the posterior cannot be fitted, 2 for a user's mistake, 130."""
     arguments = _parser().parse_args(argv)
-    return guarded("bnn-predict", lambda: predict(arguments))
+    return run_command("bnn-predict", lambda: predict(arguments))
 
 
 def predict(arguments: argparse.Namespace) -> None:

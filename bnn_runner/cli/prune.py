@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bnn_runner.cli.open_run import add_run_options, open_run
 from bnn_runner.errors import UserError
-from bnn_runner.runtime.exit_codes import guarded
+from bnn_runner.runtime.exit_codes import run_command
 
 _EXAMPLES = """RUN is a run's folder, the hash at its end (or its beginning), or: latest.
 
@@ -27,7 +27,7 @@ run's folder. A posterior that was kept (save_posterior=true) is read; another i
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 1 where the posterior cannot be fitted, 2 for a user's mistake, 130."""
     arguments = _parser().parse_args(argv)
-    return guarded("bnn-prune", lambda: prune(arguments))
+    return run_command("bnn-prune", lambda: prune(arguments))
 
 
 def prune(arguments: argparse.Namespace) -> list[Path]:

@@ -1,1 +1,1 @@
-"""Files, leases, signals, console, devices, memory, PyTorch state: knows nothing of Bayesian inference."""
+"""Files, leases, signals, console, devices, memory, PyTorch state: nothing specific to Bayesian inference."""

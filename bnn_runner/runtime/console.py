@@ -1,4 +1,4 @@
-"""What a run prints as it goes: progress bars on a terminal, an occasional line in a file."""
+"""Output of a run in progress: progress bars on a terminal, occasional lines when the output is a file."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 Progress = Callable[[str, int, int], None]
-"""Called with (stage, steps done, steps in all) by everything that takes long."""
+"""Called with (stage, steps done, total steps) by everything that takes long."""
 
 LINE_EVERY_SECONDS = 30.0
 LONG_AFTER_SECONDS = 60.0
-_FIRST_LOOK_SECONDS = 2.0
+_FIRST_ESTIMATE_SECONDS = 2.0
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words a person reads: 45 s, 12 min, 3.5 h."""
+    """Formats a duration in a readable unit: 45 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Console:
-    """Lines to the standard output and, once a cell is there, to its log too."""
+    """Prints lines to standard output and, once `log` is set, appends them to that file with a time stamp.
+
+    Args:
+        stream: Where to print; standard output by default.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream if stream is not None else sys.stdout
@@ -40,14 +44,14 @@ class Console:
             self._progress.clear()
         try:
             print(text, file=self.stream, flush=True)
-        except BrokenPipeError:  # the reader is gone (`bnn-run | head`, a lost terminal): the run and its log continue
+        except BrokenPipeError:  # the reader closed (`bnn-run | head`, a lost terminal): the run and its log continue
             self.stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives as long as the process
             os.dup2(self.stream.fileno(), sys.stdout.fileno())
         self.write_log(text)
 
     def write_log(self, text: str) -> None:
         if self.log is not None:
-            # A log that fails ends no run: whatever fails to write the results reports it.
+            # A log that cannot be written must not end the run; writing the results reports a full disk anyway.
             with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as f:
                 f.write(time.strftime("%H:%M:%S ") + text + "\n")
 
@@ -57,10 +61,10 @@ class Console:
 
 
 class ProgressBar:
-    """A `Progress`: a bar on a terminal, a line at most every 30 seconds in a file, nothing for what is quick.
+    """A `Progress` callback: a bar on a terminal, a line every 30 seconds otherwise, nothing for quick stages.
 
-    A new stage starts a new bar; a finished one is closed. Once the first seconds of a stage show that it will take
-    over a minute, one line says how long.
+    A new stage closes the bar of the previous one and starts its own. If the first seconds of a stage suggest that it
+    takes more than a minute, one line prints the estimate.
     """
 
     def __init__(self, console: Console) -> None:
@@ -68,40 +72,40 @@ class ProgressBar:
         self.terminal = console.stream.isatty()
         self._stage = ""
         self._bar: tqdm[Any] | None = None
-        self._begun = self._told = 0.0
+        self._started = self._last_line = 0.0
         self._first = 0
-        self._said_long = False
+        self._estimated = False
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
         if stage != self._stage:
             self.close()
-            self._stage, self._begun, self._told, self._first, self._said_long = stage, now, now, done, False
-        took = now - self._begun
-        moved = done - self._first
-        if not self._said_long and took > _FIRST_LOOK_SECONDS and moved > 0:
-            self._said_long = True
-            whole = took / moved * (total - self._first)
+            self._stage, self._started, self._last_line, self._first, self._estimated = stage, now, now, done, False
+        elapsed = now - self._started
+        steps = done - self._first
+        if not self._estimated and elapsed > _FIRST_ESTIMATE_SECONDS and steps > 0:
+            self._estimated = True
+            whole = elapsed / steps * (total - self._first)
             if whole > LONG_AFTER_SECONDS:
                 self.console.say(
                     f"{stage}: this will take about {duration(whole)} "
-                    f"({total - self._first} steps at {1000 * took / moved:.0f} ms)"
+                    f"({total - self._first} steps at {1000 * elapsed / steps:.0f} ms)"
                 )
         if self.terminal:
-            self._draw(stage, done, total, took)
-        elif now - self._told > LINE_EVERY_SECONDS and moved > 0:
-            self._told = now
-            left = duration(took / moved * (total - done))
+            self._draw(stage, done, total, elapsed)
+        elif now - self._last_line > LINE_EVERY_SECONDS and steps > 0:
+            self._last_line = now
+            left = duration(elapsed / steps * (total - done))
             self.console.say(
-                f"{stage}: {done} of {total} ({100 * done // total} %), {moved / took:.3g} a second, {left} left"
+                f"{stage}: {done} of {total} ({100 * done // total} %), {steps / elapsed:.3g} steps/s, {left} left"
             )
         if done >= total:
             self.close()
 
-    def _draw(self, stage: str, done: int, total: int, took: float) -> None:
+    def _draw(self, stage: str, done: int, total: int, elapsed: float) -> None:
         bar = self._bar
         if bar is None:
-            if took < 0.3:
+            if elapsed < 0.3:
                 return
             bar = self._bar = tqdm(
                 total=total,
@@ -115,7 +119,7 @@ class ProgressBar:
         bar.update(done - bar.n)
 
     def clear(self) -> None:
-        """Take the bar off the line, so that text can be printed; it comes back with the next step."""
+        """Erases the bar so that a line can be printed; the next step draws it again."""
         if self._bar is not None:
             self._bar.clear()
 

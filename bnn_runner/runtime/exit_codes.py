@@ -1,4 +1,4 @@
-"""Exit codes of the commands, and how a user's mistakes are told."""
+"""Exit codes of the commands, and how they print errors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,30 @@ OK, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
 def print_errors(error: UserError, consequence: str) -> None:
-    """Print every problem, numbered, on standard error."""
+    """Prints every problem of `error`, numbered, to standard error.
+
+    Args:
+        error: Holds one or more problems.
+        consequence: Ends the headline: 'nothing was run'.
+    """
     count = len(error.problems)
     print(f"bnn-run: {count} error{'s' if count != 1 else ''}, {consequence}", file=sys.stderr)
     for number, problem in enumerate(error.problems, 1):
         print(f"  {number}. {problem}", file=sys.stderr)
 
 
-def guarded(program: str, work: Callable[[], object]) -> int:
-    """Do the work of a command on a finished run; its exit code, with the reason on standard error where it fails."""
+def run_command(program: str, command: Callable[[], object]) -> int:
+    """Runs a command that works on finished runs, and turns its errors into messages on standard error.
+
+    Args:
+        program: Name that starts every message: 'bnn-predict'.
+        command: Does the work; its result is ignored.
+
+    Returns:
+        The exit code.
+    """
     try:
-        work()
+        command()
     except UserError as error:
         for problem in error.problems:
             print(f"{program}: {problem}", file=sys.stderr)
@@ -31,8 +44,8 @@ def guarded(program: str, work: Callable[[], object]) -> int:
         print(f"{program}: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
+        print(f"{program}: interrupted.", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `... | head`: nobody reads on
+    except BrokenPipeError:  # the reader closed: `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return OK

@@ -1,4 +1,7 @@
-"""Files that are whole or absent: written to a temporary name, flushed to disk, renamed; and why one cannot be."""
+"""Atomic file writes (temporary name, flush to disk, rename), and a message for a failed write.
+
+A file written here is complete or absent, even if the process is killed.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,14 @@ def short_path(path: Path) -> str:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Call `write` with an open binary file; the result appears at `path` at once, or not at all.
+    """Writes a file that appears at `path` complete, or not at all. Creates the folder if needed.
 
-    An `OSError` names `path`, whichever step it came from.
+    Args:
+        path: The file.
+        write: Called with an open binary file.
+
+    Raises:
+        OSError: If any step fails; its `filename` is always `path`.
     """
     try:
         _write(path, write)
@@ -51,13 +59,20 @@ def _write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def clear_unfinished(folder: Path, name: str = "*") -> None:
-    """Remove what killed writers of `name` (or of any file) left in `folder`, while nobody else may write it."""
-    for left in folder.glob(f".{name}.writing-*"):
-        left.unlink(missing_ok=True)
+    """Deletes the temporary files that killed writers of `name` left in `folder`.
+
+    Call it only while no other process can write there (see `leases`).
+
+    Args:
+        folder: The folder.
+        name: Name of the final file; any file by default.
+    """
+    for leftover in folder.glob(f".{name}.writing-*"):
+        leftover.unlink(missing_ok=True)
 
 
 def write_torch(path: Path, payload: Any) -> None:
-    """`torch.save`, whole or absent. By way of memory: torch hides why a file cannot be written."""
+    """`torch.save`, atomically. Serialises in memory first, because torch's own writer hides the `OSError`."""
     import torch
 
     buffer = io.BytesIO()
@@ -66,17 +81,17 @@ def write_torch(path: Path, payload: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Text as UTF-8, whole or absent."""
+    """Writes text as UTF-8, atomically."""
     write_atomically(path, lambda f: f.write(text.encode()))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON, indented, whole or absent."""
+    """Writes indented JSON, atomically."""
     write_text(path, json.dumps(value, indent=2, default=str) + "\n")
 
 
-def unwritable(error: OSError) -> str | None:
-    """What to tell of a full disk or a folder that may not be written; None for any other error."""
+def explain_write_error(error: OSError) -> str | None:
+    """Returns a message for a full disk or missing write permission, with what to do; None for any other error."""
     if error.errno in _FULL:
         why, advice = "the disk is full", "Free some space there"
     elif error.errno in _REFUSED:
@@ -91,7 +106,7 @@ def unwritable(error: OSError) -> str | None:
 
 
 def _umask() -> int:
-    # There is no call that only reads it; the value is put back at once.
+    # No call only reads the umask, so it is set and restored at once.
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

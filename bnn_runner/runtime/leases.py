@@ -1,8 +1,8 @@
-"""Leases: one owner of a piece of work at a time, over processes and machines.
+"""Leases: at most one owner of a piece of work, across processes and machines.
 
-A lease is a file made exclusively, kept alive by a heartbeat. File locks are not used: they fail
-on network file systems. A lease is dead when its process is gone (on the same machine) or when its
-heartbeat has stood still for a minute of the watcher's own clock (on another one).
+A lease is a file that is created exclusively and kept alive by a heartbeat. File locks are not used because they fail
+on network file systems. A lease is dead if its process no longer exists (same machine), or if its heartbeat has not
+changed for a minute of the watcher's own clock (another machine).
 """
 
 from __future__ import annotations
@@ -23,10 +23,18 @@ DEAD_AFTER_SECONDS = 60.0
 
 
 class Lease:
-    """The right to work on `path`; the file is `path` + ".lease". Use as a context manager.
+    """Exclusive right to work on `path`, as a context manager; the lease file is `path` + ".lease".
 
-    Entering waits while a living owner holds it, calling `waiting(owner)` once, and returns the
-    lease; `stop()` true while waiting raises `InterruptedError`.
+    Entering waits while a living owner holds the lease.
+
+    Args:
+        path: What the lease protects; it need not exist.
+        waiting: Called once with a description of the owner if entering has to wait.
+        stop: Checked while waiting; if it returns true, entering raises.
+        poll_seconds: Time between two tries.
+
+    Raises:
+        InterruptedError: On entering, if `stop()` returns true.
     """
 
     def __init__(
@@ -44,10 +52,8 @@ class Lease:
 
     def __enter__(self) -> Lease:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        told = False
-        seen: tuple[str | int | float, str | int | float, float] | None = (
-            None  # token, heartbeat, when it was first seen like that
-        )
+        reported = False
+        last_seen: tuple[str | int | float, str | int | float, float] | None = None  # token, heartbeat, since when
         while not self._create():
             if self._stop_waiting():
                 raise InterruptedError
@@ -55,14 +61,14 @@ class Lease:
             if owner is None:
                 continue
             token, beat = owner["token"], owner["beat"]
-            if seen is None or seen[:2] != (token, beat):
-                seen = token, beat, time.monotonic()
-            if _process_is_gone(owner) or time.monotonic() - seen[2] > DEAD_AFTER_SECONDS:
-                self._bury(token)
+            if last_seen is None or last_seen[:2] != (token, beat):
+                last_seen = token, beat, time.monotonic()
+            if _process_is_gone(owner) or time.monotonic() - last_seen[2] > DEAD_AFTER_SECONDS:
+                self._remove_dead(token)
                 continue
-            if not told:
+            if not reported:
                 self._waiting(f"process {owner['pid']} on {owner['host']}")
-                told = True
+                reported = True
             time.sleep(self._poll)
         self._thread = threading.Thread(target=self._beat, daemon=True, name="lease-heartbeat")
         self._thread.start()
@@ -88,7 +94,7 @@ class Lease:
         draft = self.file.with_name(f".{self.file.name}-{self.token}")
         draft.write_text(json.dumps(body))
         try:
-            os.link(draft, self.file)  # fails if it is there, also on network file systems
+            os.link(draft, self.file)  # fails if the file exists, on network file systems too
             return True
         except FileExistsError:
             return False
@@ -96,7 +102,7 @@ class Lease:
             draft.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, str | int | float] | None:
-        """The owner, with `beat` the heartbeat's time stamp; None when the file has just gone."""
+        """The owner with `beat`, the time stamp of its heartbeat; None if the file has just disappeared."""
         try:
             owner: dict[str, str | int | float] = json.loads(self.file.read_text())
             return owner | {"beat": self.file.stat().st_mtime_ns}
@@ -105,30 +111,30 @@ class Lease:
         except (json.JSONDecodeError, OSError):
             return {"token": "damaged", "pid": -1, "host": "", "started": "", "beat": 0}
 
-    def _bury(self, token: str | int | float) -> None:
-        """Move a dead lease away; a live one that took its place in between is put back."""
-        grave = self.file.with_name(f".{self.file.name}-dead-{self.token}")
+    def _remove_dead(self, token: str | int | float) -> None:
+        """Renames a dead lease, then deletes it; a live lease that replaced it in between is restored."""
+        renamed = self.file.with_name(f".{self.file.name}-dead-{self.token}")
         try:
-            os.rename(self.file, grave)
+            os.rename(self.file, renamed)
         except FileNotFoundError:
             return
         try:
-            moved = json.loads(grave.read_text()).get("token", "damaged")
+            renamed_token = json.loads(renamed.read_text()).get("token", "damaged")
         except (json.JSONDecodeError, OSError):
-            moved = "damaged"
-        if moved != token:
+            renamed_token = "damaged"
+        if renamed_token != token:
             with contextlib.suppress(FileExistsError):
-                os.link(grave, self.file)
-        grave.unlink(missing_ok=True)
+                os.link(renamed, self.file)
+        renamed.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
-            with contextlib.suppress(OSError):  # a vanished folder is noticed by whoever writes the result
+            with contextlib.suppress(OSError):  # if the folder has disappeared, writing the result fails and reports it
                 os.utime(self.file)
 
 
 def _process_start(pid: int) -> str:
-    """When a process of this machine began, so that a re-used process id is not taken for it; "" if unknown."""
+    """Start time of a process on this machine, to recognise a reused process id; "" if unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -1,8 +1,7 @@
-"""The memory that posteriors may take at once: a memory limit for the run, and what happens where it is not there.
+"""The memory limit of a run, and recovery when memory runs out.
 
-Chunks are sized so that a batch stays within the memory limit; matrices that do not fit it are refused
-before they are made, and large ones are told of. Where memory runs out all the same, chunks are
-halved and the work is done again.
+Chunks are sized so that a batch stays within the limit. Matrices that exceed it are refused before they are allocated;
+large ones are reported. If memory runs out anyway, the chunks are halved and the computation starts again.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from bnn_runner.errors import RunFailed
 _T = TypeVar("_T")
 
 LARGEST_BYTES = 4 * 2**30
-"""What matrices of one fit may take together where no memory limit is set."""
+"""Limit for all matrices of one fit together if the user sets no memory limit."""
 
 KEPT_BYTES = 2**30
-"""What a fit keeps between its passes over the data, at most: a quarter of the memory limit if that is less."""
+"""Limit for what a fit keeps between its passes over the data (or a quarter of the memory limit, if less)."""
 
-TOLD_BYTES = 2**29
-"""Allocations from this size on are told of before they are made."""
+REPORTED_BYTES = 2**29
+"""Allocations of at least this size are reported before they are made."""
 
 
 class TooLarge(RunFailed):
-    """What is asked for would take more memory than the memory limit."""
+    """An allocation would exceed the memory limit."""
 
 
 def _say_nothing(text: str) -> None:
@@ -40,29 +39,40 @@ def _say_nothing(text: str) -> None:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """`gigabytes` (GiB) for a posterior's own arrays; None where the user set none. `say` tells a line to them."""
+    """Limit for a posterior's own arrays.
+
+    Attributes:
+        gigabytes: The limit in GiB; None if the user set none.
+        say: Prints one line for the user.
+    """
 
     gigabytes: float | None = None
     say: Callable[[str], None] = _say_nothing
 
     @property
     def most_bytes(self) -> int:
-        """What matrices of one fit may take together."""
+        """Limit for all matrices of one fit together."""
         return LARGEST_BYTES if self.gigabytes is None else int(self.gigabytes * 2**30)
 
     @property
     def kept_bytes(self) -> int:
-        """What a fit may keep between its passes over the data, so as not to make it anew."""
+        """Limit for what a fit keeps between its passes over the data instead of computing it again."""
         return min(KEPT_BYTES, self.most_bytes // 4)
 
     def floats(self, share: float) -> float:
-        """Numbers (of 4 bytes) in a share of the memory limit; without end where none is set."""
+        """How many float32 numbers fit into `share` of the memory limit; infinity if no limit is set."""
         return math.inf if self.gigabytes is None else share * self.most_bytes / 4
 
     def reserve(self, what: str, needed: int, advice: str) -> None:
-        """Tell of a large allocation of `needed` bytes before it is made.
+        """Checks an allocation before it is made, and reports a large one.
 
-        Raises `TooLarge`, which gives the `advice`, where it is more than the memory limit.
+        Args:
+            what: Name of the matrix, as the user knows it.
+            needed: Its size in bytes.
+            advice: What to do if it does not fit; one or more whole sentences.
+
+        Raises:
+            TooLarge: If `needed` exceeds the memory limit.
         """
         size = f"{needed / 2**30:.2g} GiB" if needed < 10 * 2**30 else f"{needed / 2**30:,.0f} GiB"
         if needed > self.most_bytes:
@@ -70,7 +80,7 @@ class MemoryLimit:
             raise TooLarge(
                 f"{what} requires about {size}; the limit is {self.most_bytes / 2**30:g} GiB ({limit}). {advice}"
             )
-        if needed >= TOLD_BYTES:
+        if needed >= REPORTED_BYTES:
             self.say(f"memory   {what}: about {size}")
 
 
@@ -79,13 +89,18 @@ _limit: ContextVar[MemoryLimit] = ContextVar("memory limit", default=_UNLIMITED)
 
 
 def memory_limit() -> MemoryLimit:
-    """The memory limit in force."""
+    """The current memory limit."""
     return _limit.get()
 
 
 @contextmanager
 def limited_memory(gigabytes: float | None, say: Callable[[str], None] = _say_nothing) -> Iterator[None]:
-    """`gigabytes` are the memory limit while the block runs."""
+    """Sets the memory limit inside the block.
+
+    Args:
+        gigabytes: The limit in GiB; None for no limit.
+        say: Prints one line for the user.
+    """
     token = _limit.set(MemoryLimit(gigabytes, say))
     try:
         yield
@@ -94,24 +109,35 @@ def limited_memory(gigabytes: float | None, say: Callable[[str], None] = _say_no
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether this is what torch or Python raise when memory runs out, on any device."""
+    """Whether PyTorch or Python raised `error` because memory ran out, on any device."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def halving(work: Callable[[], _T], halve: Callable[[], bool]) -> _T:
-    """`work()`; where memory runs out it starts again from its beginning after `halve()`, while that can be done."""
+    """Calls `work()`; whenever memory runs out, calls `halve()` and starts `work()` again from its beginning.
+
+    Args:
+        work: The computation; it must leave nothing behind when it raises.
+        halve: Halves the chunk size; returns False if it cannot get smaller.
+
+    Returns:
+        The result of `work`.
+
+    Raises:
+        RunFailed: If memory runs out at the smallest chunk size.
+    """
     while True:
         try:
             return work()
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            told = str(error)
-        if not halve():  # outside the handler: a caught error holds what was allocated below it
+            message = str(error)
+        if not halve():  # outside the handler: the traceback of a caught error keeps its tensors alive
             raise RunFailed(
-                f"Out of memory even with one point at a time ({' '.join(told.split())[:120] or 'no details'}). "
+                f"Out of memory even with one point at a time ({' '.join(message.split())[:120] or 'no details'}). "
                 "Use method.structure=diag or method.weights=last_layer, or a machine with more memory."
             )
         if torch.cuda.is_available():

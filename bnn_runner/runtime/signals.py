@@ -1,7 +1,7 @@
-"""Being asked to stop: a signal ends the run at its next safe point, a second Ctrl-C at once.
+"""Stop requests: a signal ends the run at its next safe point; a second Ctrl-C ends it at once.
 
-SIGTERM, SIGUSR1 and SIGUSR2 are what schedulers announce a preemption or the end of a job's time by. They come
-again and again (to the process and to its group), so that a second one means no more than the first.
+Schedulers send SIGTERM, SIGUSR1 or SIGUSR2 before a preemption or at the end of a job's time. They often send it
+several times (to the process and to its group), so a second one means no more than the first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from types import FrameType
 from bnn_runner.errors import Interrupted
 
 STOPPING = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, n))
-"""The signals that ask for a stop (Windows has the first two)."""
+"""The signals that request a stop (Windows has only the first two)."""
 
 
 class StopRequest:
-    """Whether somebody asked; call it to ask whether they did."""
+    """Whether a stop was requested: call it for a bool; `reason` is the signal's name, or "" if there was none."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -28,14 +28,21 @@ class StopRequest:
         return bool(self.reason)
 
     def check(self, during: str) -> None:
-        """Raise `Interrupted` if a stop was asked for."""
+        """Raises `Interrupted` if a stop was requested.
+
+        Args:
+            during: What the request stopped; starts the message ('Training').
+        """
         if self.reason:
             raise Interrupted(f"{during} stopped by {self.reason}")
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Handlers for the signals of `STOPPING` while the block runs; those found are put back. Main thread only."""
+    """Turns the signals of `STOPPING` into a stop request inside the block; restores the handlers afterwards.
+
+    Outside the main thread, where Python allows no signal handlers, the request is never made.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -48,9 +55,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
             return
         request.reason = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
-    found = {number: signal.signal(number, handle) for number in STOPPING}
+    previous = {number: signal.signal(number, handle) for number in STOPPING}
     try:
         yield request
     finally:
-        for number, handler in found.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Leave a module's training flags, and the global random state, as they were found."""
+"""Context managers for PyTorch's state (evaluation mode, true float32, plain attention); each restores it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[nn.Module]:
-    """The module in evaluation mode; every submodule's own flag is put back afterwards."""
+    """Puts the module into evaluation mode; restores every submodule's own flag afterwards."""
     flags = {m: m.training for m in module.modules()}
     module.eval()
     try:
@@ -23,35 +23,35 @@ def evaluation_mode(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def true_float32() -> Iterator[None]:
-    """No TF32, no bfloat16 products and no autocast: float32 is float32 on every device. Flags are put back."""
+    """Turns off TF32, bfloat16 products and autocast, so that float32 is float32 on every device."""
     import torch
     from torch import backends
 
-    # Each operation's own flag: `torch.set_float32_matmul_precision` and the older flags move several of them.
+    # Set each operation's own flag: `torch.set_float32_matmul_precision` and the older flags change several at once.
     cudnn: Any = backends.cudnn
     onednn: Any = backends.mkldnn
     flags: list[Any] = [backends.cuda.matmul, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn]
-    found = [flag.fp32_precision for flag in flags]
+    previous = [flag.fp32_precision for flag in flags]
     for flag in flags:
         flag.fp32_precision = "ieee"
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        for flag, precision in zip(flags, found, strict=True):
+        for flag, precision in zip(flags, previous, strict=True):
             flag.fp32_precision = precision
 
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Without torch's fused paths for its own attention layers, which bypass hooks and lack derivatives and vmap."""
+    """Turns off PyTorch's fused attention, which bypasses hooks and supports neither forward derivatives nor vmap."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    found = torch.backends.mha.get_fastpath_enabled()
+    previous = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(found)
+        torch.backends.mha.set_fastpath_enabled(previous)

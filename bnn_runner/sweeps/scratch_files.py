@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bnn_runner.runtime.files import unwritable, write_json
+from bnn_runner.runtime.files import explain_write_error, write_json
 
 PLAN = "plan.json"
 JOBS = "jobs"
@@ -80,7 +80,7 @@ def write_outcome(folder: Path, outcomes: Sequence[dict[str, Any]]) -> None:
     try:
         write_json(folder / OUTCOME, list(outcomes))
     except OSError as error:
-        if (reason := unwritable(error)) is None:
+        if (reason := explain_write_error(error)) is None:
             raise
         print(f"bnn-run: {reason}", file=sys.stderr)
 

@@ -142,7 +142,7 @@ def test_auto_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("auto") == CPU
     monkeypatch.setenv("BNN_DEVICE", "gpu")
     assert pick_device("cpu") == CPU
-    with pytest.raises(UserError, match="BNN_DEVICE=gpu"):
+    with pytest.raises(UserError, match="got gpu"):
         pick_device("auto")
     monkeypatch.setenv("BNN_DEVICE", "")
     assert pick_device("auto").type in ("cpu", "cuda", "mps")
@@ -161,7 +161,7 @@ def test_progress_in_a_file_is_sparse_lines(monkeypatch: pytest.MonkeyPatch) -> 
     assert lines[0] == "training: this will take about 3 min (199 steps at 1000 ms)"
     told = [line for line in lines if " of 200" in line]
     assert lines[1:] == told and len(told) == 6, "one each 31 seconds of 200"
-    assert told[0] == "training: 32 of 200 (16 %), 1 a second, 3 min left"
+    assert told[0] == "training: 32 of 200 (16 %), 1 steps/s, 3 min left"
     assert told[-1].endswith("13 s left")
     quick = io.StringIO()
     progress = Console(quick).progress()
