@@ -20,7 +20,7 @@ from bnn_runner.errors import RunFailed
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.runtime.memory import limited_memory
 from bnn_runner.testing.problems import KINDS, fitting_task
-from tests.choices import METHODS, MODELS, make, small_model
+from tests.choices import METHODS, MODELS, exhaustive_unless, first_of_class, make, small_model
 from tests.problems import context, make_network
 
 WIDE = ("lenet", "resnet20", "resnet20_groupnorm")
@@ -54,7 +54,7 @@ def test_every_structure_is_a_choice() -> None:
     assert len(STRUCTURES) >= 6 and len(MODELS) >= 22 and set(WIDE) < set(MODELS)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", exhaustive_unless(lambda model: first_of_class("model", model), MODELS))
 def test_every_structure_is_fitted_or_refused(model: str) -> None:
     """Planted bugs: a tensor in no group; a layer whose curvature is NaN; a block allocated before it is refused."""
     task = fitting_task(small_model(model), KINDS[1])

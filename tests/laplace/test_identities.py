@@ -534,7 +534,8 @@ def test_the_grid_picks_the_best_on_validation(structure: Any, kind: str, monkey
     assert len({round(s, 6) for s in scores}) == 9
 
 
-@pytest.mark.parametrize("kind", ["regression", pytest.param("classification", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_without_linearisation_the_grid_scores_draws_of_the_network(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against 4,000 other draws of each candidate's posterior: nearer to them than to the linearised predictive.
 

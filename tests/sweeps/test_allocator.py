@@ -36,6 +36,7 @@ def pages(**environment: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc, whose allocator is told")
 def test_a_step_takes_the_memory_of_the_one_before() -> None:
     """Planted bugs: one of the thresholds left out; what the user set is overruled."""

@@ -125,6 +125,7 @@ def test_workers_give_the_table_of_a_plain_sweep_each_on_a_gpu_of_its_own(folder
         assert gpu != other or float(end) <= float(begin), "two jobs had one GPU at a time"
 
 
+@pytest.mark.exhaustive
 def test_workers_asked_to_stop_save_their_state(folder: Path) -> None:
     words = ["schedule.epochs=200000", "time_limit=null", "hydra/launcher=workers", "hydra.launcher.n_jobs=2"]
     with start(folder, "out", *words) as process:

@@ -143,6 +143,7 @@ def test_fail_fast_begins_no_further_job(folder: Path) -> None:
     assert len(list(folder.glob("outputs/runs/*/*/moody/*/cell.json"))) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_group_of_lanes_that_breaks_off_is_run_one_by_one(folder: Path) -> None:
     words = ["--config-dir", "conf", "allow=[moody]", "method=moody", "method.trouble=die", "seed=0,1"]
     done = bnn_run(folder, *words)
