@@ -1,1 +1,1 @@
-"""Configuration before anything heavy is imported: groups and choices, overrides, schema, settings, keys."""
+"""The light part of configuration (no torch, no Hydra): groups and choices, overrides, schema, settings, keys."""

@@ -1,7 +1,7 @@
-"""What shapes what: the fields that enter the key of a trained network, and those that enter a cell's id.
+"""Which fields of the configuration enter the key of a trained network, and which enter the id of a cell.
 
-Every field of the configuration stands in exactly one of these lists, by its longest dotted
-prefix; a test walks the configuration and fails for one that stands in none.
+Every field belongs to exactly one of the lists below, the one with its longest dotted prefix. A test walks the
+configuration and fails for a field that belongs to none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from bnn_runner.config.groups import flatten
 
 RESULTS_VERSION = 7
-"""Raised when the same configuration would train other weights or give other draws than before."""
+"""Increased whenever the same configuration trains different weights or gives different draws than before."""
 
 TRAINING = ("data", "model", "schedule", "augment", "prior", "likelihood", "precision", "threads", "seed")
 POSTERIOR = ("method", "hyper")
@@ -43,33 +43,40 @@ NEVER = (
     "replicates",
     "model.weights",
 )
-"""`threads` counts only where it is set: results are bit-identical at equal threads only.
-`model.weights` are places; their content enters by `model.weights_digest`, which is added when they are read."""
+"""Fields that change no result.
+
+`threads` is not one of them: results are bit-identical only for equal numbers of threads, so it counts if it is set.
+`model.weights` holds paths; the content of the files enters through `model.weights_digest`, which is added when they
+are read.
+"""
 
 LISTS = {"training": TRAINING, "posterior": POSTERIOR, "evaluation": EVALUATION, "never": NEVER}
 
 
 def list_of(key: str) -> str | None:
-    """The list a dotted key belongs to, by its longest prefix there; None if it is on none."""
-    found = [
+    """Returns the name of the list that holds the longest prefix of a dotted key; None if no list does."""
+    matches = [
         (len(p), name) for name, prefixes in LISTS.items() for p in prefixes if key == p or key.startswith(p + ".")
     ]
-    return max(found)[1] if found else None
+    return max(matches)[1] if matches else None
 
 
 def select(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The flattened fields that stand on the named lists; a class of our own enters by its name, not by its module."""
+    """Returns the fields of a configuration that belong to the named lists, by their dotted keys.
+
+    Classes of this package are replaced by their names, without the module.
+    """
     return {key: _class_name(key, value) for key, value in flatten(config).items() if list_of(key) in names}
 
 
 def _class_name(key: str, value: Any) -> Any:
-    """'MLP' for the value 'bnn_runner.models.mlp.MLP' of a `_target_`, so that a moved module orphans no run."""
+    """Shortens a `_target_` 'bnn_runner.models.mlp.MLP' to 'MLP', so that moving a module invalidates no key."""
     ours = key.rpartition(".")[2] == "_target_" and isinstance(value, str) and value.startswith("bnn_runner.")
     return value.rpartition(".")[2] if ours else value
 
 
 def digest(value: Any) -> str:
-    """32 hexadecimal digits of the canonical JSON of `value`."""
+    """Returns a hash of the canonical JSON of `value`, in 32 hexadecimal digits."""
     text = json.dumps(value, sort_keys=True, default=str, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -77,18 +84,24 @@ def digest(value: Any) -> str:
 def training_key(
     config: Mapping[str, Any], kind: str, fingerprint: str, lane_seed: int, extras: tuple[tuple[str, Any], ...]
 ) -> str:
-    """Key of a trained network: content of the data, model, schedule, prior, noise rule, precision, lane seed.
+    """Returns the key of a trained network: a hash of everything that affects its training.
 
-    The data enter by the fingerprint of what a training sees, not by their settings, so that two
-    ways to the same training set share a network. The run's seed enters by the lane seed.
+    The data enter through the fingerprint of the training and validation parts, not through their settings, so that
+    two ways to the same training set share a network. The run's seed enters through the lane seed.
+
+    Args:
+        config: The resolved configuration; its fields in `TRAINING` count.
+        kind: 'classification' or 'regression'; fields of the likelihood count only for regression.
+        fingerprint: Hash of the content of the data.
+        lane_seed: Seed of this network.
+        extras: Further (name, value) pairs, as the method's training spec requires.
     """
-    fields = select(config, "training")
-    kept = {k: v for k, v in fields.items() if not k.startswith("data.") and k != "seed"}
+    fields = {k: v for k, v in select(config, "training").items() if not k.startswith("data.") and k != "seed"}
     if kind == "classification":
-        kept = {k: v for k, v in kept.items() if not k.startswith("likelihood.")}
+        fields = {k: v for k, v in fields.items() if not k.startswith("likelihood.")}
     return digest(
         {
-            "fields": kept,
+            "fields": fields,
             "data": fingerprint,
             "lane": lane_seed,
             "extras": list(extras),
@@ -98,7 +111,13 @@ def training_key(
 
 
 def cell_hash(config: Mapping[str, Any], uses_hyper: bool, finite: bool) -> str:
-    """Id of a cell: training, posterior and evaluation fields, less a rule or number of draws that cannot matter."""
+    """Returns the id of a cell: a hash of its training, posterior and evaluation fields.
+
+    Args:
+        config: The resolved configuration.
+        uses_hyper: Whether the method uses the hyperparameter rule; if not, the rule does not count.
+        finite: Whether the posterior is a finite set of networks; if so, the number of draws does not count.
+    """
     fields = select(config, "training", "posterior", "evaluation")
     if not uses_hyper:
         fields = {k: v for k, v in fields.items() if not k.startswith("hyper.")}
@@ -108,5 +127,5 @@ def cell_hash(config: Mapping[str, Any], uses_hyper: bool, finite: bool) -> str:
 
 
 def metrics_digest(config: Mapping[str, Any]) -> str:
-    """Changes when other metrics, or other settings of them, are asked for."""
+    """Returns a hash of the selected metrics and their settings."""
     return digest({k: v for k, v in flatten(config).items() if k.startswith("metric.")})

@@ -1,4 +1,4 @@
-"""Command-line overrides: Hydra's `key=value` language, read by ourselves. Imports neither Hydra nor torch."""
+"""Parser of command-line overrides (Hydra's `key=value` language). Imports neither Hydra nor torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bnn_runner.errors import UserError
 
 
 class _Unknown:
-    """A value that only Hydra can work out (an interpolation, a function)."""
+    """A value that only Hydra can evaluate (an interpolation, a function)."""
 
     def __repr__(self) -> str:
         return "<unknown>"
@@ -22,7 +22,17 @@ UNKNOWN = _Unknown()
 
 @dataclass(frozen=True)
 class Override:
-    """One `[+|++|~]key[@package][=value]`. Several `values` are a sweep; UNKNOWN is what only Hydra can tell."""
+    """One `[+|++|~]key[@package][=value]`.
+
+    Attributes:
+        text: The override as typed.
+        prefix: '', '+', '++' or '~'.
+        key: Dotted key or group.
+        package: Text after '@', or ''.
+        raw: Text after '='; None without one.
+        values: The parsed value, or all values of a sweep; `UNKNOWN` for a value that only Hydra can evaluate.
+        sweep: Whether it is a sweep.
+    """
 
     text: str
     prefix: str
@@ -37,7 +47,7 @@ class Override:
         return self.values[0] if self.values else None
 
     def single(self, value: Any) -> Override:
-        """The same override with one of its swept values."""
+        """Returns the same override with one value instead of a sweep."""
         return replace(self, values=(value,), sweep=False, raw=to_text(value))
 
 
@@ -56,7 +66,11 @@ _CLOSING = {"[": "]", "{": "}", "(": ")"}
 
 
 def parse(text: str) -> Override:
-    """Read one override. Raises `UserError` that says what to type instead."""
+    """Parses one override.
+
+    Raises:
+        UserError: If `text` is not an override; the message says what to type instead.
+    """
     match = _OVERRIDE.fullmatch(text)
     if match is None or (match["raw"] is None and match["prefix"] != "~"):
         raise UserError(f"{text!r} is not an override. Write key=value, without spaces around the '='.")
@@ -64,7 +78,7 @@ def parse(text: str) -> Override:
     key = match["key"]
     if raw is None:
         return Override(text, match["prefix"], key, match["package"] or "", None, (), False)
-    if raw.startswith("~/") or raw == "~":  # Hydra's grammar has no bare ~
+    if raw.startswith("~/") or raw == "~":  # Hydra's grammar requires quotes around a value with ~
         raw = quote(raw)
     try:
         values, sweep = _parse_values(raw)
@@ -77,19 +91,19 @@ def parse(text: str) -> Override:
 
 
 def render(override: Override) -> str:
-    """The override as Hydra should read it."""
+    """Returns the override as text for Hydra."""
     at = f"@{override.package}" if override.package else ""
     tail = "" if override.raw is None else f"={override.raw}"
     return f"{override.prefix}{override.key}{at}{tail}"
 
 
 def quote(text: str) -> str:
-    """`text` in the double quotes of Hydra's grammar."""
+    """Returns `text` in double quotes, escaped for Hydra's grammar."""
     return '"' + re.sub(r'(\\*)"', r'\1\1\\"', text) + '"'
 
 
 def to_text(value: Any) -> str:
-    """A value in Hydra's override grammar."""
+    """Returns a value as text in Hydra's override grammar."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -106,7 +120,7 @@ def to_text(value: Any) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Cut at the commas that stand outside of quotes and brackets. Raises ValueError for what is left open."""
+    """Splits at the commas outside quotes and brackets. Raises ValueError for an unclosed quote or bracket."""
     parts, start, stack, quoted, i = [], 0, [], "", 0
     while i < len(text):
         char = text[i]
@@ -134,7 +148,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parse_values(raw: str) -> tuple[tuple[Any, ...], bool]:
-    """The values of a sweep, or the one value."""
+    """Returns the values (several for a sweep), and whether it is a sweep."""
     if raw.strip() == "":
         return ("",), False
     parts = _split(raw)
@@ -182,8 +196,8 @@ def _parse_element(text: str) -> Any:
         return {key.strip(): _parse_element(value) for key, _, value in pairs}
     if "${" in text or _FUNCTION.fullmatch(text):
         return UNKNOWN
-    fits = _UNQUOTED.match(text)
-    end = fits.end() if fits else 0
+    unquoted = _UNQUOTED.match(text)
+    end = unquoted.end() if unquoted else 0
     if end < len(text):
         raise ValueError(f"{text[end]!r} must be quoted")
     return _convert(text)

@@ -1,4 +1,4 @@
-"""What the data set recommends, filled in for what nobody chose. Imports neither Hydra nor torch."""
+"""Fills in what the data set recommends for everything that the user did not set. Imports neither Hydra nor torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from bnn_runner.config.where_rules import SMALL, settings_where
 from bnn_runner.errors import UserError
 
 FAMILY_DEFAULT = {"model": "mlp", "schedule": "adam", "prior": "isotropic", "hyper": "evidence", "augment": "none"}
-"""What is taken where a data set recommends nothing for the model at hand."""
+"""Choices for a data set that recommends nothing for the selected model."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """One point of a sweep with `recommended` filled in.
+    """One point of a sweep, with the recommendations filled in.
 
-    `typed` are the choices before, `choices` after; `body` is what experiment files set; `additions` are the
-    overrides that lead from one to the other, `notes` what a person should know about them.
+    Attributes:
+        typed: Group -> choice before, where a choice may be the placeholder `recommended`.
+        choices: Group -> choice after.
+        body: Keys that experiment files set.
+        additions: The overrides that lead from `typed` to `choices` and set recommended values.
+        notes: Lines for the user about them.
     """
 
     typed: dict[str, Any]
@@ -32,70 +36,84 @@ class Resolved:
 
 
 def _names(choice: Any) -> list[str]:
-    """A group's choice as a list of names ([] for null, one for a text)."""
+    """Returns a group's choice as a list of names: [] for null, one name for a text."""
     if choice is None:
         return []
     return [str(c) for c in choice] if isinstance(choice, (list, tuple)) else [str(choice)]
 
 
 def resolve(catalogue: Catalogue, parsed: Sequence[Override]) -> Resolved:
-    """Choices and recommended settings at one point (no sweeps in `parsed`). Raises `UserError` for unknown choices."""
-    picked = {o.key: o.value for o in parsed if o.key in catalogue.groups and o.prefix != "~" and not o.package}
+    """Fills in recommended choices and values at one point of a sweep.
+
+    Precedence, highest first: `parsed`, the conditional settings of experiment files, their other keys, the
+    recommendations of the data set.
+
+    Args:
+        catalogue: The groups and choices.
+        parsed: Overrides without sweeps.
+
+    Raises:
+        UserError: If a choice is unknown, or the data set recommends a key that does not exist.
+    """
+    selected = {o.key: o.value for o in parsed if o.key in catalogue.groups and o.prefix != "~" and not o.package}
     typed = dict(catalogue.defaults)
     body: dict[str, Any] = {}
     rules: dict[str, Any] = {}
     for group in GLOBAL_GROUPS:
-        for name in _names(picked.get(group, typed.get(group))):
+        for name in _names(selected.get(group, typed.get(group))):
             content = catalogue.load(group, name)
             typed |= catalogue.group_overrides(group, name)
             body = merge(body, {k: v for k, v in content.items() if k not in ("defaults", "hydra", "where")})
             rules |= content.get("where") or {}
-    typed |= picked
+    typed |= selected
     typed |= {o.key: None for o in parsed if o.prefix == "~" and o.key in catalogue.groups}
-    told = {o.key: o.value for o in parsed if o.prefix != "~"}
-    wanted = settings_where(rules, {"size": SMALL} | told | typed, told)
-    typed |= {group: choice for group, choice in wanted.items() if group in catalogue.groups}
+    values = {o.key: o.value for o in parsed if o.prefix != "~"}
+    conditional = settings_where(rules, {"size": SMALL} | values | typed, values)
+    typed |= {group: choice for group, choice in conditional.items() if group in catalogue.groups}
 
-    pair, notes = _pair(catalogue, typed)
-    choices, additions = dict(typed), [f"{key}={to_text(value)}" for key, value in wanted.items()]
-    for group, recommended in pair["choices"].items():
+    recommendation, notes = _recommendation(catalogue, typed)
+    choices, additions = dict(typed), [f"{key}={to_text(value)}" for key, value in conditional.items()]
+    for group, recommended in recommendation["choices"].items():
         if typed.get(group) == RECOMMENDED:
             choices[group] = recommended
             additions.append(f"{group}={recommended}")
-    if "metric" not in picked and not _names(typed.get("metric")):
+    if "metric" not in selected and not _names(typed.get("metric")):
         choices["metric"] = catalogue.choices("metric")
         additions.append(f"metric=[{','.join(choices['metric'])}]")
 
-    taken = {o.key for o in parsed} | set(wanted) | set(flatten(body))
-    for key, value in pair["values"].items():
+    set_keys = ({o.key for o in parsed} | set(conditional) | set(flatten(body))) - set(catalogue.groups)
+    for key, value in recommendation["values"].items():
         group = key.split(".")[0]
-        if any(key == t or key.startswith(f"{t}.") or t.startswith(f"{key}.") for t in taken - set(catalogue.groups)):
+        if any(key == s or key.startswith(f"{s}.") or s.startswith(f"{key}.") for s in set_keys):
             continue
-        if group in pair["choices"] and choices.get(group) != pair["choices"][group]:
+        if group in recommendation["choices"] and choices.get(group) != recommendation["choices"][group]:
             continue
         if group in catalogue.groups and key.partition(".")[2] not in flatten(keys_of(catalogue, group, choices)):
-            if group not in pair["choices"]:
-                continue  # a wish about, say, one method does not concern the others
+            if group not in recommendation["choices"]:
+                continue  # a recommendation for one method, say, does not concern the others
             raise UserError(
                 f"data={typed['data']} recommends {key}, which is not a key of {group}={choices[group]}. Correct "
-                "the recommended block of the data set's YAML file."
+                "the block `recommended` in the data set's YAML file."
             )
         additions.append(f"{key}={to_text(value)}")
-    additions += _for_debug(catalogue, choices, {o.key for o in parsed} | set(wanted))
+    additions += _debug_settings(catalogue, choices, {o.key for o in parsed} | set(conditional))
     return Resolved(typed, choices, body, tuple(additions), tuple(notes))
 
 
-def _for_debug(catalogue: Catalogue, choices: dict[str, Any], taken: set[str]) -> list[str]:
-    """The settings that the method's file has for a run under a choice of debug; what is typed wins."""
+def _debug_settings(catalogue: Catalogue, choices: dict[str, Any], set_keys: set[str]) -> list[str]:
+    """Overrides from the method's block `debug`, for runs with a choice of debug; without keys that are set."""
     method = choices.get("method")
     if not _names(choices.get("debug")) or method not in catalogue.groups.get("method", {}):
         return []
-    smaller = catalogue.load("method", str(method)).get(BLOCKS["method"]) or {}
-    return [f"method.{key}={to_text(value)}" for key, value in smaller.items() if f"method.{key}" not in taken]
+    settings = catalogue.load("method", str(method)).get(BLOCKS["method"]) or {}
+    return [f"method.{key}={to_text(value)}" for key, value in settings.items() if f"method.{key}" not in set_keys]
 
 
 def keys_of(catalogue: Catalogue, group: str, choices: dict[str, Any]) -> dict[str, Any]:
-    """The tree of keys below `group.` for its present choice; metrics stand below their names."""
+    """Returns the keys of a group's current choice as a nested dictionary, without blocks like `recommended`.
+
+    For metrics the names of the choices are the first level.
+    """
     names = [n for n in _names(choices.get(group)) if n in catalogue.groups.get(group, {})]
     if group == "metric":
         return {name: catalogue.load(group, name) for name in names}
@@ -106,36 +124,42 @@ def keys_of(catalogue: Catalogue, group: str, choices: dict[str, Any]) -> dict[s
     return tree
 
 
-def _pair(catalogue: Catalogue, typed: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Recommended choices and values for this data set with this model."""
+def _recommendation(catalogue: Catalogue, typed: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Recommended `choices` and `values` for this data set with this model, and notes."""
     data = typed.get("data")
     block = catalogue.load("data", str(data)).get("recommended") or {} if data else {}
-    own = {g: str(block.get(g) or default) for g, default in FAMILY_DEFAULT.items()}
+    main = {g: str(block.get(g) or default) for g, default in FAMILY_DEFAULT.items()}
     values = dict(block.get("values") or {})
-    model = own["model"] if typed.get("model") == RECOMMENDED else typed.get("model")
-    if block and model == own["model"]:
-        return {"choices": own, "values": values}, []
-    other = (block.get("for_model") or {}).get(model)
-    if other is not None:
-        choices = own | {g: str(other[g]) for g in FAMILY_DEFAULT if other.get(g)} | {"model": model}
-        kept = {k: v for k, v in values.items() if (g := k.split(".")[0]) != "model" and choices.get(g) == own.get(g)}
-        return {"choices": choices, "values": kept | dict(other.get("values") or {})}, []
+    model = main["model"] if typed.get("model") == RECOMMENDED else typed.get("model")
+    if block and model == main["model"]:
+        return {"choices": main, "values": values}, []
+    for_model = (block.get("for_model") or {}).get(model)
+    if for_model is not None:
+        choices = main | {g: str(for_model[g]) for g in FAMILY_DEFAULT if for_model.get(g)} | {"model": model}
+        values = {
+            k: v for k, v in values.items() if (g := k.split(".")[0]) != "model" and choices.get(g) == main.get(g)
+        }
+        return {"choices": choices, "values": values | dict(for_model.get("values") or {})}, []
     choices = FAMILY_DEFAULT | {"model": model}
-    kept = {k: v for k, v in values.items() if k.split(".")[0] not in FAMILY_DEFAULT}
-    open_groups = [g for g in FAMILY_DEFAULT if typed.get(g) == RECOMMENDED]
-    if not open_groups:
-        return {"choices": choices, "values": kept}, []
-    filled = ", ".join(f"{g}={choices[g]}" for g in open_groups)
-    return {"choices": choices, "values": kept}, [
+    values = {k: v for k, v in values.items() if k.split(".")[0] not in FAMILY_DEFAULT}
+    placeholders = [g for g in FAMILY_DEFAULT if typed.get(g) == RECOMMENDED]
+    if not placeholders:
+        return {"choices": choices, "values": values}, []
+    filled = ", ".join(f"{g}={choices[g]}" for g in placeholders)
+    return {"choices": choices, "values": values}, [
         f"data={data} has no recommendation for model={model}; using {filled} with their default values"
     ]
 
 
 @dataclass(frozen=True)
 class Expanded:
-    """One run's command line with everything recommended written out.
+    """The command line of one run with all recommendations written out.
 
-    `typed` is what was typed, `overrides` the whole, `choices` each group's choice; `notes` are for a person.
+    Attributes:
+        typed: The overrides as typed.
+        overrides: All overrides for Hydra.
+        choices: Group -> choice.
+        notes: Lines for the user.
     """
 
     typed: list[str]
@@ -145,48 +169,52 @@ class Expanded:
 
 
 def expand(overrides: Sequence[str], config_dirs: Sequence[Path | str] = ()) -> Expanded:
-    """Fill in the data set's recommended choices and values, and every metric where none is chosen.
+    """Adds the data set's recommended choices and values, and all metrics if none is selected.
 
-    What is in `overrides` always wins; expanding twice changes nothing. Of a sweep the first values are taken.
+    `overrides` take precedence over recommendations. Expanding a second time changes nothing. A sweep is replaced by
+    its first value.
     """
     catalogue = Catalogue(config_dirs)
-    parsed = with_own_class([parse(text) for text in overrides])
+    parsed = with_user_class([parse(text) for text in overrides])
     point = resolve(catalogue, [o.single(o.values[0]) if o.sweep else o for o in parsed])
     return expanded_at(catalogue, parsed, point)
 
 
 def expanded_at(catalogue: Catalogue, parsed: Sequence[Override], point: Resolved) -> Expanded:
-    """The overrides in full, at a point where the choices are resolved already."""
+    """Returns the overrides with those of an already resolved point added (see `expand`)."""
     plain = [render(_as_hydra_checks(catalogue, o, point.choices)) for o in parsed]
     return Expanded([o.text for o in parsed], [*plain, *point.additions], dict(point.choices), list(point.notes))
 
 
-def with_own_class(parsed: Sequence[Override]) -> list[Override]:
-    """A class of the user's own, typed as model._target_=..., stands under model=module unless a model is chosen."""
+def with_user_class(parsed: Sequence[Override]) -> list[Override]:
+    """Adds model=module if the user typed their own class as model._target_=... and selected no model."""
     keys = {o.key for o in parsed}
-    own = "model._target_" in keys and not keys & {"model", *GLOBAL_GROUPS}
-    return [*([parse("model=module")] if own else []), *parsed]
+    user_class = "model._target_" in keys and not keys & {"model", *GLOBAL_GROUPS}
+    return [*([parse("model=module")] if user_class else []), *parsed]
 
 
 def _as_hydra_checks(catalogue: Catalogue, override: Override, choices: dict[str, Any]) -> Override:
-    """Drop a '+' or '++' that is not needed, so that Hydra checks the key; add it for keys of a user's own class."""
+    """Removes an unnecessary '+' or '++', so that Hydra checks the key; adds '++' for keys of a user's own class."""
     group, _, rest = override.key.partition(".")
-    here = rest in flatten(keys_of(catalogue, group, choices))
-    if override.prefix == "" and rest and not here and catalogue.is_open(group, choices.get(group)):
+    in_choice = rest in flatten(keys_of(catalogue, group, choices))
+    if override.prefix == "" and rest and not in_choice and catalogue.is_open(group, choices.get(group)):
         return replace(override, prefix="++")
-    exists = override.key in catalogue.defaults or (override.prefix == "++" and here)
+    exists = override.key in catalogue.defaults or (override.prefix == "++" and in_choice)
     return replace(override, prefix="") if exists and override.prefix != "~" and not override.package else override
 
 
 def defer(overrides: Sequence[Override], catalogue: Catalogue, points: Sequence[Resolved]) -> list[str]:
-    """Overrides of a placeholder's keys as '++', since Hydra composes before the placeholder is filled in."""
-    open_groups = {g for point in points for g, choice in point.typed.items() if choice == RECOMMENDED}
+    """Returns overrides for Hydra's first composition, which happens before placeholders are filled in.
+
+    Keys of a placeholder get the prefix '++', because they do not exist yet.
+    """
+    placeholders = {g for point in points for g, choice in point.typed.items() if choice == RECOMMENDED}
     deferred = []
     for override in overrides:
         group, _, rest = override.key.partition(".")
-        unfilled = group in open_groups or any(catalogue.is_open(group, p.typed.get(group)) for p in points)
-        unfilled |= group == "metric" and not _names(points[0].typed.get("metric"))
-        if rest and unfilled and override.prefix == "":
+        missing = group in placeholders or any(catalogue.is_open(group, p.typed.get(group)) for p in points)
+        missing |= group == "metric" and not _names(points[0].typed.get("metric"))
+        if rest and missing and override.prefix == "":
             override = replace(override, prefix="++")
         elif override.prefix == "+" and override.key in catalogue.defaults:
             override = replace(override, prefix="")

@@ -1,4 +1,4 @@
-"""The configuration of one run, resolved once and frozen: what an experiment is built from, here or in a job.
+"""The configuration of one run, resolved once and frozen. An experiment is built from it, in any process.
 
 Imports neither Hydra nor torch.
 """
@@ -22,17 +22,17 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Every setting of one run, with nothing left to look up.
+    """Every setting of one run, fully resolved.
 
     Attributes:
-        tree: the composed configuration without `hydra` and without what is only recommended. Frozen: mappings are
-            read-only and lists are tuples; `plain` gives an ordinary copy.
-        choices: each group's choice by name; a tuple of names for metrics.
-        overrides: the command line that gives this configuration again, whatever is recommended later.
-        typed: the command line as a person typed it.
-        notes: what a person should know about how it was resolved.
-        config_dir: the folder given as --config-dir.
-        start: the folder that relative paths are taken from.
+        tree: The composed configuration, without `hydra` and without the blocks `recommended` and `debug`. Frozen:
+            mappings are read-only and lists are tuples; `plain` returns an ordinary copy.
+        choices: Group -> name of its choice; a tuple of names for metrics.
+        overrides: The command line that gives this configuration again, even if recommendations change later.
+        typed: The command line as the user typed it.
+        notes: Lines for the user about how the configuration was resolved.
+        config_dir: The folder given as --config-dir.
+        start: The folder to which relative paths refer.
     """
 
     tree: Mapping[str, Any]
@@ -48,16 +48,16 @@ class RunConfig:
         object.__setattr__(self, "choices", _frozen(self.choices))
 
     def plain(self) -> dict[str, Any]:
-        """The tree as dictionaries and lists, a copy."""
+        """Returns a copy of the tree as dictionaries and lists."""
         copy: dict[str, Any] = thawed(self.tree)
         return copy
 
     def get(self, key: str) -> Any:
-        """The value of a dotted key; None where there is none."""
+        """Returns the value of a dotted key; None if the key does not exist."""
         return flatten(self.tree).get(key)
 
     def changed(self, changes: Mapping[str, Any]) -> RunConfig:
-        """The same run with other values of some dotted keys, in the tree and in the overrides."""
+        """Returns the run with other values of some dotted keys, in the tree and in the overrides."""
         if all(self.get(key) == _frozen(value) for key, value in changes.items()):
             return self
         tree = self.plain()
@@ -72,11 +72,11 @@ class RunConfig:
         return replace(self, tree=tree, overrides=overrides)
 
     def with_facts(self, facts: Mapping[str, Any]) -> RunConfig:
-        """The same run with further keys of the tree that follow from it, such as a file's digest; no override."""
+        """Returns the run with further keys in the tree (such as the digest of a file) and unchanged overrides."""
         return replace(self.changed(facts), overrides=self.overrides)
 
     def to_text(self) -> str:
-        """The whole of it as YAML, for a job in another process or on another machine."""
+        """Returns all fields as YAML, for a job in another process or on another machine."""
         fields = {
             "tree": self.plain(),
             "choices": thawed(self.choices),
@@ -91,7 +91,7 @@ class RunConfig:
 
     @classmethod
     def from_text(cls, text: str) -> RunConfig:
-        """What `to_text` wrote."""
+        """Reads what `to_text` wrote."""
         fields = yaml.load(text, Loader=_LOADER)
         return cls(
             tree=fields["tree"],
@@ -113,7 +113,7 @@ def _frozen(value: Any) -> Any:
 
 
 def thawed(value: Any) -> Any:
-    """A frozen tree as ordinary dictionaries and lists, a copy."""
+    """Returns a copy of a frozen tree as ordinary dictionaries and lists."""
     if isinstance(value, Mapping):
         return {key: thawed(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):

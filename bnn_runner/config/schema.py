@@ -1,4 +1,4 @@
-"""Values of a configuration against the annotated fields of a dataclass: all problems at once, no heavy import."""
+"""Checks the values of a configuration against the annotated fields of a dataclass. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -26,15 +26,20 @@ _NAMES = {
 
 
 class Mismatch(Exception):
-    """A value that an annotation does not take: `wanted` says what it takes, `hint` (a sentence) what to write."""
+    """A value does not fit an annotation.
 
-    def __init__(self, wanted: str, hint: str = "") -> None:
-        super().__init__(f"{wanted}. {hint}".strip())
-        self.wanted, self.hint = wanted, hint.strip()
+    Args:
+        expected: What the annotation accepts: 'a whole number'.
+        hint: A sentence that says what to write, or ''.
+    """
+
+    def __init__(self, expected: str, hint: str = "") -> None:
+        super().__init__(f"{expected}. {hint}".strip())
+        self.expected, self.hint = expected, hint.strip()
 
 
 def describe(annotation: Any) -> str:
-    """An annotation in a person's words: 'a whole number or null'."""
+    """Describes an annotation in plain English: 'a whole number or null'."""
     origin = get_origin(annotation)
     if origin is Literal:
         return "one of " + ", ".join(map(str, get_args(annotation)))
@@ -43,7 +48,7 @@ def describe(annotation: Any) -> str:
     if origin in (list, tuple, Sequence, Iterable):
         inner = [a for a in get_args(annotation) if a is not Ellipsis]
         if inner and get_origin(inner[0]) is Literal:
-            return "a list out of " + ", ".join(map(str, get_args(inner[0])))
+            return "a list with values from " + ", ".join(map(str, get_args(inner[0])))
         return f"a list of {describe(inner[0]).removeprefix('a ').removeprefix('an ')}s" if inner else "a list"
     if origin in (dict, Mapping):
         return _NAMES[dict]
@@ -51,9 +56,13 @@ def describe(annotation: Any) -> str:
 
 
 def convert(annotation: Any, value: Any) -> Any:
-    """`value` as `annotation` wants it (lists become tuples, ints floats, texts paths). Raises `Mismatch`.
+    """Converts a value of a configuration to the type of an annotation.
 
-    Annotations that this cannot read take everything: the class checks them itself.
+    Lists become tuples, integers become floats and strings become paths, as the annotation requires. An annotation of
+    another kind accepts every value: the class must check it.
+
+    Raises:
+        Mismatch: If the value does not fit the annotation.
     """
     if annotation in (Any, object) or isinstance(annotation, str):
         return value
@@ -89,9 +98,9 @@ def convert(annotation: Any, value: Any) -> Any:
 
 
 def _convert_union(annotation: Any, arguments: Sequence[Any], value: Any) -> Any:
-    exact = sorted(arguments, key=lambda a: a is not type(value))  # an int stays an int in `float | int`
+    exact_first = sorted(arguments, key=lambda a: a is not type(value))  # an int stays an int in `float | int`
     hints = []
-    for option in exact:
+    for option in exact_first:
         try:
             return convert(option, value)
         except Mismatch as mismatch:
@@ -111,15 +120,15 @@ def _convert_sequence(annotation: Any, origin: Any, arguments: Sequence[Any], va
     try:
         items = [convert(arguments[0], v) for v in value] if arguments else list(value)
     except Mismatch as inner:
-        if get_origin(arguments[0]) is Literal:  # the choices are in the description
+        if get_origin(arguments[0]) is Literal:  # the description lists the choices already
             raise Mismatch(describe(annotation), inner.hint) from None
-        raise Mismatch(f"{describe(annotation)}, each {inner.wanted}", inner.hint) from None
+        raise Mismatch(f"{describe(annotation)}, each {inner.expected}", inner.hint) from None
     return items if origin is list else tuple(items)
 
 
 def field_types(cls: type) -> dict[str, Any]:
-    """Field name -> annotation. One that cannot be evaluated (a name imported for typing only) reads as Any."""
-    found: dict[str, Any] = {}
+    """Returns field name -> annotation; Any for an annotation with a name that is imported under TYPE_CHECKING."""
+    annotations: dict[str, Any] = {}
     for item in dataclasses.fields(cls):
         if not item.init:
             continue
@@ -131,36 +140,43 @@ def field_types(cls: type) -> dict[str, Any]:
                 annotation = eval(annotation, dict(scope))
             except (NameError, AttributeError, TypeError, SyntaxError):
                 annotation = Any
-        found[item.name] = Any if get_origin(annotation) is ClassVar else annotation
-    return found
+        annotations[item.name] = Any if get_origin(annotation) is ClassVar else annotation
+    return annotations
 
 
 def check_fields(cls: type, values: Mapping[str, Any], prefix: str, what: str) -> tuple[dict[str, Any], list[str]]:
-    """Arguments for `cls` out of `values`, and every problem: unknown and missing fields, wrong types.
+    """Checks values for the fields of a dataclass and converts them.
 
-    `prefix` is what a person types before a field's name ('schedule.'), `what` names the choice ('schedule=adam').
+    Args:
+        cls: The dataclass.
+        values: Field name -> value.
+        prefix: What the user types before a field's name: 'schedule.'.
+        what: Name of the choice: 'schedule=adam'.
+
+    Returns:
+        The converted values, and one message for each problem: unknown field, missing field, wrong type.
     """
-    wanted = field_types(cls)
+    annotations = field_types(cls)
     problems = []
     arguments = {}
     for name, value in values.items():
-        if name not in wanted:
-            known = ", ".join(f"{prefix}{n}" for n in wanted) or "none"
-            near = did_you_mean(prefix + name, [prefix + n for n in wanted])
+        if name not in annotations:
+            known = ", ".join(f"{prefix}{n}" for n in annotations) or "none"
+            near = did_you_mean(prefix + name, [prefix + n for n in annotations])
             problems.append(f"{prefix}{name} is not a key of {what}.{near} Its keys: {known}.")
             continue
         try:
-            arguments[name] = convert(wanted[name], value)
+            arguments[name] = convert(annotations[name], value)
         except Mismatch as mismatch:
             hint = f" {mismatch.hint}" if mismatch.hint else ""
-            problems.append(f"{prefix}{name} must be {mismatch.wanted}; got {show(value)}.{hint}")
+            problems.append(f"{prefix}{name} must be {mismatch.expected}; got {show(value)}.{hint}")
     for item in dataclasses.fields(cls):
-        needed = item.init and item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        if needed and item.name not in values:
+        required = item.init and item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        if required and item.name not in values:
             problems.append(f"{prefix}{item.name} is missing; {what} requires it. Set {prefix}{item.name}=...")
     return arguments, problems
 
 
 def show(value: Any) -> str:
-    """A value as a person would type it."""
+    """Returns a value as the user would type it."""
     return value if isinstance(value, str) else to_text(value)

@@ -1,4 +1,4 @@
-"""The top-level settings of a run (config.yaml's own keys), checked. Imports nothing heavy."""
+"""The top-level settings of a run (keys of config.yaml itself) and their checks. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from bnn_runner.config.schema import check_fields
 from bnn_runner.errors import UserError, raise_all
 
 COMPONENTS = ("data", "model", "method", "prior", "hyper", "schedule", "augment", "metric", "logger")
-"""Groups that are built into objects of their own."""
+"""Groups whose choices become objects."""
 
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """How the posterior is evaluated: draws, points at once, points of each out-of-distribution set, calibration."""
+    """How the posterior is evaluated.
+
+    Attributes:
+        num_draws: Number of posterior draws S.
+        batch_size: Points per batch B.
+        max_ood: Points of the validation part and of each out-of-distribution set; None for all.
+        max_shift: Test points at each level of a shift; None for all.
+        calibrate: 'temperature' also reports scores after temperature scaling.
+    """
 
     num_draws: int
     batch_size: int
@@ -41,7 +49,7 @@ class EvalSettings:
 
 @dataclass(frozen=True)
 class NoiseSettings:
-    """Names and types of `likelihood.*` for the light check; `likelihoods.NoiseRule` is what runs."""
+    """Names and types of `likelihood.*` for the check without torch; `likelihoods.NoiseRule` implements them."""
 
     noise: Literal["learned", "fixed", "residual"]
     sigma: float | None
@@ -50,7 +58,10 @@ class NoiseSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Every top-level setting. Paths are absolute; `time_limit` is in minutes, None for no limit."""
+    """The top-level settings; config.yaml explains each.
+
+    After `read_settings`, paths are absolute. `time_limit` is in minutes, `memory_gb` in GiB; None means no limit.
+    """
 
     seed: int
     size: Literal["small", "paper"]
@@ -92,27 +103,35 @@ class Settings:
 
     @property
     def data_path(self) -> Path:
-        """Where the data lie (never None after `read_settings`)."""
+        """The folder of the data (never None after `read_settings`)."""
         assert self.data_dir is not None
         return self.data_dir
 
     @property
     def cache_path(self) -> Path:
-        """Where trained networks are kept (never None after `read_settings`)."""
+        """The folder of the trained networks (never None after `read_settings`)."""
         assert self.cache_dir is not None
         return self.cache_dir
 
 
 def read_settings(config: Mapping[str, Any], start: Path) -> tuple[Settings | None, list[str]]:
-    """Settings out of a resolved configuration, paths anchored to `start`, and every problem."""
+    """Reads and checks the top-level settings.
+
+    Args:
+        config: The resolved configuration.
+        start: The folder to which relative paths refer.
+
+    Returns:
+        The settings (None if there is a problem), and one message for each problem.
+    """
     problems: list[str] = []
     values = {k: v for k, v in config.items() if k not in (*COMPONENTS, "likelihood", "eval")}
-    arguments, found = check_fields(Settings, values | {"eval": None}, "", "bnn-run")
-    problems += found
-    inner, found = check_fields(EvalSettings, config.get("eval") or {}, "eval.", "bnn-run's eval")
-    problems += found
-    evaluation, found = attempt(EvalSettings, inner) if not found else (None, [])
-    problems += found
+    arguments, new_problems = check_fields(Settings, values | {"eval": None}, "", "bnn-run")
+    problems += new_problems
+    eval_arguments, new_problems = check_fields(EvalSettings, config.get("eval") or {}, "eval.", "bnn-run's eval")
+    problems += new_problems
+    evaluation, new_problems = attempt(EvalSettings, eval_arguments) if not new_problems else (None, [])
+    problems += new_problems
     if problems and not set(Settings.__dataclass_fields__) <= set(arguments):
         return None, problems
     output_dir = anchor(arguments["output_dir"], start)
@@ -124,21 +143,21 @@ def read_settings(config: Mapping[str, Any], start: Path) -> tuple[Settings | No
         "cache_dir": anchor(cache_dir, start),
         "eval": evaluation,
     }
-    settings, found = attempt(Settings, arguments)
-    problems += found
+    settings, new_problems = attempt(Settings, arguments)
+    problems += new_problems
     return (None if problems else settings), problems
 
 
 def anchor(path: str | Path, start: Path) -> Path:
-    """An absolute path: `~` expanded, relative ones taken from the folder the command was started in."""
+    """Returns an absolute path: `~` expanded, relative paths taken from the folder `start`."""
     return Path(os.path.abspath(start / Path(path).expanduser()))
 
 
 def attempt(cls: type, arguments: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """An instance, or the problems its own checks raise."""
+    """Constructs `cls(**arguments)`. Returns the instance (None if its checks fail), and the messages of its checks."""
     try:
         return cls(**arguments), []
     except UserError as error:
         return None, list(error.problems)
-    except ValueError as error:  # classes from outside may not know UserError
+    except ValueError as error:  # a user's own class may not know UserError
         return None, [f"{cls.__name__}: {error}"]

@@ -1,4 +1,4 @@
-"""The first look at a command line, before anything heavy is imported: every mistake at once, with what to type."""
+"""The first check of a command line, before heavy imports: all usage errors at once, with what to type instead."""
 
 from __future__ import annotations
 
@@ -11,18 +11,26 @@ from typing import Any
 
 from bnn_runner.config.groups import GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten, merge
 from bnn_runner.config.overrides import UNKNOWN, Override, parse, quote
-from bnn_runner.config.recommend import Expanded, Resolved, expanded_at, keys_of, resolve, with_own_class
+from bnn_runner.config.recommend import Expanded, Resolved, expanded_at, keys_of, resolve, with_user_class
 from bnn_runner.config.schema import check_fields, show
 from bnn_runner.config.settings import COMPONENTS, EvalSettings, NoiseSettings, Settings, read_settings
 from bnn_runner.config.where_rules import SIZES, SMALL, has_size, settings_where
 from bnn_runner.errors import UserError, did_you_mean
 
-MAX_POINTS = 2000  # of the product of swept choices that are looked at one by one
+MAX_POINTS = 2000  # combinations of swept choices that are checked one by one
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A command line without mistakes: its overrides, the points of its swept choices, how many jobs it makes."""
+    """A command line without errors.
+
+    Attributes:
+        catalogue: The groups and choices.
+        overrides: The overrides of the command line and of the sweeps in experiment files.
+        points: One for every combination of swept choices.
+        jobs: Number of jobs of the sweep; 1 without one.
+        tree: Top-level key -> value (the first of a sweep).
+    """
 
     catalogue: Catalogue
     overrides: tuple[Override, ...]
@@ -31,12 +39,21 @@ class Checked:
     tree: dict[str, Any]
 
     def expanded(self) -> Expanded:
-        """The overrides in full; for a command line without sweeps."""
+        """Returns the overrides with recommendations added; for a command line without sweeps."""
         return expanded_at(self.catalogue, self.overrides, self.points[0])
 
 
 def check(overrides: Sequence[str], config_dirs: Sequence[Path | str] = (), multirun: bool = False) -> Checked:
-    """Read and check overrides. Raises one `UserError` with every mistake found."""
+    """Parses and checks overrides.
+
+    Args:
+        overrides: The overrides as typed.
+        config_dirs: Folders with further choices.
+        multirun: Whether sweeps are allowed (-m).
+
+    Raises:
+        UserError: With every problem of the command line.
+    """
     catalogue = Catalogue(config_dirs)
     problems: list[str] = catalogue.header_problems()
     parsed: list[Override] = []
@@ -45,31 +62,32 @@ def check(overrides: Sequence[str], config_dirs: Sequence[Path | str] = (), mult
             parsed.append(parse(text))
         except UserError as error:
             problems += [_bare_word(catalogue, text) or p for p in error.problems]
-    parsed = with_own_class(parsed)
-    hydra, own = [o for o in parsed if _is_hydra(o)], [o for o in parsed if not _is_hydra(o)]
+    parsed = with_user_class(parsed)
+    hydra, ours = [o for o in parsed if _is_hydra(o)], [o for o in parsed if not _is_hydra(o)]
     problems += [_hydra_problem(o) for o in hydra if _hydra_problem(o)]
 
-    for override in own:
+    for override in ours:
         problems += _choice_problems(catalogue, override)
-    good = [o for o in own if not _choice_problems(catalogue, o)]
-    swept, found = _experiment_sweeps(catalogue, good, multirun)
-    problems += found
-    points, found = _points(catalogue, [*swept, *good])
-    problems += found
-    problems += [_sweep_problem(catalogue, o, points) for o in own if o.sweep and not multirun]
-    for override in [*swept, *(o for o in own if o.key not in catalogue.groups and (multirun or not o.sweep))]:
+    valid = [o for o in ours if not _choice_problems(catalogue, o)]
+    experiment_sweeps, new_problems = _experiment_sweeps(catalogue, valid, multirun)
+    problems += new_problems
+    points, new_problems = _points(catalogue, [*experiment_sweeps, *valid])
+    problems += new_problems
+    problems += [_sweep_problem(catalogue, o, points) for o in ours if o.sweep and not multirun]
+    with_keys = [o for o in ours if o.key not in catalogue.groups and (multirun or not o.sweep)]
+    for override in [*experiment_sweeps, *with_keys]:
         problems += _key_problems(catalogue, override, points)
-    tree = _tree(catalogue, good, points)
+    tree = _tree(catalogue, valid, points)
     problems += _setting_problems(tree)
-    for override in own:
+    for override in ours:
         if override.sweep and override.key.split(".")[0] in catalogue.base:
             for value in override.values[1:]:
                 problems += _setting_problems(_assign(tree, override.key, value)) if value is not UNKNOWN else []
     if problems:
         raise UserError(*dict.fromkeys(problems))
-    everything = [*swept, *parsed]
-    jobs = math.prod(len(o.values) for o in everything if o.sweep)
-    return Checked(catalogue, tuple(everything), tuple(points), jobs, tree)
+    all_overrides = (*experiment_sweeps, *parsed)
+    jobs = math.prod(len(o.values) for o in all_overrides if o.sweep)
+    return Checked(catalogue, all_overrides, tuple(points), jobs, tree)
 
 
 def _is_hydra(override: Override) -> bool:
@@ -83,7 +101,7 @@ def _hydra_problem(override: Override) -> str:
 
 
 def _bare_word(catalogue: Catalogue, text: str) -> str | None:
-    """A better message for words that are no override at all."""
+    """A better message for a word without '='; None for other texts."""
     if "=" in text.strip("="):
         return None
     word = text.strip("-= ")
@@ -98,7 +116,7 @@ def _bare_word(catalogue: Catalogue, text: str) -> str | None:
 
 
 def _choice_problems(catalogue: Catalogue, override: Override) -> list[str]:
-    """What is wrong with `group=choice`; nothing for other keys."""
+    """Problems of an override `group=choice`; none for other keys."""
     if override.key not in catalogue.groups:
         return []
     group = override.key
@@ -123,48 +141,51 @@ def _sweep_problem(catalogue: Catalogue, override: Override, points: Sequence[Re
     group = override.key.split(".")[0]
     raw = (override.raw or "").strip()
     if override.key == "metric":
-        return f"{override.text} has several values, which makes a sweep. Write metric=[{raw}] to have all in one run."
+        return (
+            f"{override.text} has several values, which makes a sweep. Write metric=[{raw}] to compute all of them in "
+            "one run."
+        )
     default, _ = _find(catalogue.base, override.key) if group in catalogue.base else (None, False)
     for point in points[:1]:
         if group in catalogue.groups:
             default, _ = _find(keys_of(catalogue, group, point.choices), override.key.partition(".")[2])
-    ways = ["Add -m to run them all"]
+    remedies = ["Add -m to run them all"]
     if isinstance(default, list):
-        ways.append(f"write {override.key}=[{raw}] for a list")
+        remedies.append(f"write {override.key}=[{raw}] for a list")
     if (default is None or isinstance(default, str)) and override.key not in catalogue.groups:
-        ways.append(f"write '{override.key}={quote(raw)}' for a text with commas")
-    return f"{override.text} has several values, which makes a sweep. {', or '.join(ways)}."
+        remedies.append(f"write '{override.key}={quote(raw)}' for text with commas")
+    return f"{override.text} has several values, which makes a sweep. {', or '.join(remedies)}."
 
 
 def _experiment_sweeps(
     catalogue: Catalogue, overrides: Sequence[Override], multirun: bool
 ) -> tuple[list[Override], list[str]]:
-    """Sweeps that experiment files bring along (hydra.sweeper.params), as overrides."""
+    """The sweeps in experiment files (hydra.sweeper.params) as overrides, and problems."""
     problems: list[str] = []
     params: dict[str, Any] = {}
     names: list[str] = []
     sizes = next((o.values for o in overrides if o.key == "size"), (SMALL,))
-    sized = [SMALL]
+    defined_sizes = [SMALL]
     for override in overrides:
         if override.key in GLOBAL_GROUPS and override.prefix != "~":
             for value in override.values:
                 listed = value if isinstance(value, list) else [value]
                 for name in (str(v) for v in listed if v is not None):
                     content = catalogue.load(override.key, name)
-                    own, rules = content.get("hydra") or {}, content.get("where") or {}
-                    sized += [str(s) for s in sizes if has_size(rules, str(s))]
-                    found = (own.get("sweeper") or {}).get("params") or {}
-                    found = found | {k: v for k, v in settings_where(rules, {"size": sizes[0]}).items() if k in found}
-                    if found and override.sweep:
+                    hydra, rules = content.get("hydra") or {}, content.get("where") or {}
+                    defined_sizes += [str(s) for s in sizes if has_size(rules, str(s))]
+                    swept = (hydra.get("sweeper") or {}).get("params") or {}
+                    swept = swept | {k: v for k, v in settings_where(rules, {"size": sizes[0]}).items() if k in swept}
+                    if swept and override.sweep:
                         problems.append(
                             f"{override.text} sweeps over {name}, which is itself a sweep. Run {override.key}={name} "
                             "separately."
                         )
-                    params |= found
-                    names += [f"{override.key}={name}"] if found else []
+                    params |= swept
+                    names += [f"{override.key}={name}"] if swept else []
     if len(sizes) > 1:
         problems.append("size must be one value; the sizes of an experiment are separate commands. Write size=paper.")
-    elif sizes[0] in SIZES and sizes[0] not in sized:
+    elif sizes[0] in SIZES and sizes[0] not in defined_sizes:
         problems.append(f"size={show(sizes[0])} is not defined by the chosen experiment. Remove size=...")
     typed = {o.key for o in overrides}
     sweeps: list[Override] = []
@@ -174,14 +195,14 @@ def _experiment_sweeps(
                 sweeps.append(parse(f"{key}={value}"))
             except UserError as error:
                 problems += error.problems
-    if names and not multirun and not set(params) <= typed:  # a job of the sweep has a value for each
+    if names and not multirun and not set(params) <= typed:  # in a job of the sweep, every swept key is typed
         problems.append(f"{' and '.join(names)} is a sweep over {', '.join(params)}. Add -m to run all of it.")
         sweeps = []
     return sweeps, problems
 
 
 def _points(catalogue: Catalogue, overrides: Sequence[Override]) -> tuple[list[Resolved], list[str]]:
-    """Every combination of swept choices, with what is recommended there."""
+    """Every combination of swept choices with its recommendations, and problems."""
     choices = [o for o in overrides if o.key in catalogue.groups]
     others = [o.single(o.values[0]) if o.sweep else o for o in overrides if o.key not in catalogue.groups]
     points: list[Resolved] = []
@@ -196,7 +217,7 @@ def _points(catalogue: Catalogue, overrides: Sequence[Override]) -> tuple[list[R
 
 
 def _tree(catalogue: Catalogue, overrides: Sequence[Override], points: Sequence[Resolved]) -> dict[str, Any]:
-    """Top-level keys with their effective values (the first value of a sweep)."""
+    """Top-level keys with their values (the first of a sweep)."""
     tree = dict(catalogue.base)
     for point in points[:1]:
         tree = merge(tree, {k: v for k, v in point.body.items() if k not in catalogue.groups})
@@ -219,19 +240,19 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def _setting_problems(tree: dict[str, Any]) -> list[str]:
-    """Top-level values against their full signatures (these are light); unknown keys are reported elsewhere."""
+    """Problems of top-level values; unknown keys are reported by `_key_problems`."""
     known = {k: v for k, v in tree.items() if k in Settings.__dataclass_fields__}
     if isinstance(known.get("eval"), dict):
         known["eval"] = {k: v for k, v in known["eval"].items() if k in EvalSettings.__dataclass_fields__}
     _, problems = read_settings(known, Path.cwd())
     likelihood = tree.get("likelihood")
-    noise = likelihood if isinstance(likelihood, dict) else {}
-    fields = {k: v for k, v in noise.items() if k in NoiseSettings.__dataclass_fields__}
-    return problems + check_fields(NoiseSettings, fields, "likelihood.", "")[1]
+    values = likelihood if isinstance(likelihood, dict) else {}
+    noise = {k: v for k, v in values.items() if k in NoiseSettings.__dataclass_fields__}
+    return problems + check_fields(NoiseSettings, noise, "likelihood.", "")[1]
 
 
 def _key_problems(catalogue: Catalogue, override: Override, points: Sequence[Resolved]) -> list[str]:
-    """Whether a key is there at every point, and takes the type of its default."""
+    """Problems of a key that does not exist at every point, or whose value does not have the type of its default."""
     key = override.key
     group, _, rest = key.partition(".")
     if override.prefix == "~":
@@ -262,7 +283,7 @@ def _find(tree: dict[str, Any], dotted: str) -> tuple[Any, bool]:
     value: Any = tree
     for part in dotted.split("."):
         if not isinstance(value, dict) or part not in value:
-            # below a key whose default is null or {} anything may stand: the signature check has the word
+            # A key with the default null or {} may hold any keys; the later check against the class decides.
             return None, value is None or value == {}
         value = value[part]
     return value, True
@@ -275,11 +296,11 @@ def _unknown_key(catalogue: Catalogue, key: str, points: Sequence[Resolved]) -> 
         for g in COMPONENTS:
             known += [f"{g}.{k}" for k in flatten(keys_of(catalogue, g, point.choices)) if not k.endswith("_target_")]
     known = list(dict.fromkeys(known))
-    own = [k for k in known if k.startswith(f"{group}.")]
-    near = did_you_mean(key, own) or did_you_mean(key, {*known, *catalogue.defaults, *catalogue.groups})
+    same_group = [k for k in known if k.startswith(f"{group}.")]
+    near = did_you_mean(key, same_group) or did_you_mean(key, {*known, *catalogue.defaults, *catalogue.groups})
     if not near:
-        last = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
-        near = f" Did you mean {' or '.join(last[:3])}?" if last else ""
+        same_name = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
+        near = f" Did you mean {' or '.join(same_name[:3])}?" if same_name else ""
     if group in catalogue.groups and points:
         choice = points[0].choices.get(group)
         text = f"{key} is not a key of {group}={show(choice)}."
@@ -287,30 +308,32 @@ def _unknown_key(catalogue: Catalogue, key: str, points: Sequence[Resolved]) -> 
         holders = [c for c in others if rest in flatten(keys_of(catalogue, group, {group: c}))]
         if holders and group != "metric":
             return f"{text} It is a key of {group}={', '.join(holders)}."
-        listed = f" Keys of {group}={show(choice)}: {', '.join(own) or 'none'}." if group != "metric" else ""
+        listed = f" Keys of {group}={show(choice)}: {', '.join(same_group) or 'none'}." if group != "metric" else ""
         return text + (near or listed)
     return f"{key} is not a key.{near}" + ("" if near else " See bnn-run --help.")
 
 
 def _type_problem(override: Override, default: Any) -> list[str]:
-    """A value against the type of the YAML default; null defaults and null values tell nothing."""
+    """Problems of values whose type differs from the YAML default's; a null default or value is not checked."""
     problems = []
     for value in override.values:
         if value is UNKNOWN or value is None or default is None:
             continue
-        wanted = ""
+        expected = hint = ""
         if isinstance(default, bool):
-            wanted = "" if isinstance(value, bool) else "true or false"
+            expected = "" if isinstance(value, bool) else "true or false"
         elif isinstance(default, (int, float)):
             fits = isinstance(value, (int, float)) and not isinstance(value, bool)
             fits = fits or value == "auto"
-            wanted = "" if fits else "a whole number" if isinstance(default, int) else "a number"
+            expected = "" if fits else "a whole number" if isinstance(default, int) else "a number"
         elif isinstance(default, list):
-            wanted = "" if isinstance(value, list) else f"a list, as in {override.key}=[{show(value)}]"
+            expected = "" if isinstance(value, list) else "a list"
+            hint = f" Write {override.key}=[{show(value)}]."
         elif isinstance(default, dict):
-            wanted = "" if isinstance(value, dict) else "a mapping {key:value}"
+            expected = "" if isinstance(value, dict) else "a mapping {key:value}"
         elif isinstance(default, str) and default != "auto" and not isinstance(value, str):
-            wanted = f"text; if it is meant as text, quote it twice: '{override.key}={quote(show(value))}'"
-        if wanted:
-            problems.append(f"{override.key} must be {wanted} (default {show(default)}); got {show(value)}.")
+            expected = "text"
+            hint = f" Quote it twice to pass it as text: '{override.key}={quote(show(value))}'."
+        if expected:
+            problems.append(f"{override.key} must be {expected} (default {show(default)}); got {show(value)}.{hint}")
     return problems

@@ -1,8 +1,8 @@
-"""What an experiment file sets under a condition: its block `where:`, as in `method=sgld: {method.chains: 4}`.
+"""Conditional settings of an experiment file: its block `where:`, as in `method=sgld: {method.chains: 4}`.
 
-A sweep is a product of choices, and most settings of one method are none of another's. A rule of `where` has one or
-more words `name=choice,choice` as its condition, all of which must hold; names are groups, `size`, and keys that are
-typed or swept. Its values are dotted keys, or choices of groups. What is typed on the command line wins over them.
+A sweep is a product of choices, and most settings of one method do not exist for another. The condition of a rule is
+one or more words `name=choice,choice`, all of which must hold; names are groups, `size`, and keys that are typed or
+swept. The values of a rule are dotted keys, or choices of groups. The command line overrides them.
 
     where:
       method=sgld,csgld: {method.chains: 4}
@@ -19,30 +19,38 @@ from bnn_runner.errors import UserError
 
 SMALL = "small"
 SIZES = (SMALL, "paper")
-"""small: two CPU cores; paper: the published settings."""
+"""small: runs on two CPU cores; paper: the published settings."""
 
 
 def settings_where(rules: Mapping[str, Any], chosen: Mapping[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
-    """{key: value} of every rule that holds for these choices, later rules over earlier ones, without `typed` keys.
+    """Returns {key: value} of all rules whose condition holds; later rules override earlier ones.
 
-    A rule that chooses a group counts for the conditions after it. Raises `UserError` for a rule that is none.
+    If a rule sets the choice of a group, the conditions after it see the new choice.
+
+    Args:
+        rules: Condition -> values, the block `where`.
+        chosen: Current values of the names that conditions may use.
+        typed: Keys set on the command line; rules do not change them.
+
+    Raises:
+        UserError: If a rule is not a condition with a mapping.
     """
-    now = dict(chosen)
-    found: dict[str, Any] = {}
+    current = dict(chosen)
+    settings: dict[str, Any] = {}
     for condition, values in rules.items():
         words = [word.partition("=") for word in condition.split()]
         if not words or not all(name and choices for name, _, choices in words) or not isinstance(values, Mapping):
             raise UserError(
-                f"The experiment's `where` has the rule {condition!r}; a rule must be a condition and a mapping, "
-                f"as in 'method=sgld: {{method.chains: 4}}'."
+                f"A rule of `where` must be a condition and a mapping; got {condition!r}. Correct the experiment's "
+                f"file, as in 'method=sgld: {{method.chains: 4}}'."
             )
-        if all(str(now.get(name)) in choices.split(",") for name, _, choices in words):
-            kept = {key: value for key, value in values.items() if key not in typed}
-            found |= kept
-            now |= {key: value for key, value in kept.items() if key in chosen}
-    return found
+        if all(str(current.get(name)) in choices.split(",") for name, _, choices in words):
+            new = {key: value for key, value in values.items() if key not in typed}
+            settings |= new
+            current |= {key: value for key, value in new.items() if key in chosen}
+    return settings
 
 
 def has_size(rules: Mapping[str, Any], size: str) -> bool:
-    """Whether the rules say anything for this size; every experiment has the small one."""
+    """Whether an experiment with these rules defines the size; every experiment has the small one."""
     return size == SMALL or any(f"size={size}" in condition.split() for condition in rules)

@@ -166,7 +166,7 @@ def test_an_experiment_sets_keys_where_they_apply(toys: Path) -> None:
 
 def test_a_rule_that_is_none_is_told(toys: Path) -> None:
     (toys / "experiment" / "sized.yaml").write_text("# @package _global_\nwhere: {toyfit: {method.steps: 3}}\n")
-    with pytest.raises(UserError, match="rule 'toyfit'; a rule must be a condition and a mapping"):
+    with pytest.raises(UserError, match="must be a condition and a mapping; got 'toyfit'"):
         expand(["experiment=sized"], [toys])
 
 

@@ -105,7 +105,7 @@ def test_a_kind_that_is_not_there_is_told_and_nothing_left_is_refused() -> None:
 
 
 def test_a_kind_that_does_not_exist_is_refused_before_the_work() -> None:
-    with pytest.raises(UserError, match=r"list out of norm, bias, embedding, attention; got .*Did you mean norm"):
+    with pytest.raises(UserError, match=r"values from norm, bias, embedding, attention; got .*Did you mean norm"):
         load_experiment(["method=laplace", "method.hold=[norms]"])
 
 
