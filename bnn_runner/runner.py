@@ -25,7 +25,7 @@ from bnn_runner.runs.cell import cell_of
 from bnn_runner.runs.cost_estimate import Cost, Forecast
 from bnn_runner.runs.download import acquire, prepare_data
 from bnn_runner.runs.execute import begin, complete, score_again
-from bnn_runner.runs.fit_to_time_limit import announce, decided_before, fit_to_time_limit
+from bnn_runner.runs.fit_to_time_limit import announcement, decided_before, fit_to_time_limit
 from bnn_runner.runs.messages import describe_run, show_scores
 from bnn_runner.runs.provenance import Stages
 from bnn_runner.runs.session import CellRun, Session
@@ -113,17 +113,20 @@ def _prepare_all(
             session = replace(session, shortening=decided)
             experiments = [e.changed(decided.changes) for e in experiments]
         cell_runs = [prepare(e, session) for e in experiments]
-        if decided is not None:
-            announce(Cost(), cell_runs, runs, session)
-        elif (settings.time_limit is not None or estimated) and not all(_finished(c, session) for c in cell_runs):
+        cost = Cost()
+        if (
+            decided is None
+            and (settings.time_limit is not None or estimated)
+            and not all(_finished(c, session) for c in cell_runs)
+        ):
             provider = network_provider(experiments[0], session)
             shortening, cost = fit_to_time_limit(cell_runs, runs, provider, session)
             forecast = Forecast(cost, session.progress, session.console.say)
             session = replace(session, shortening=shortening, progress=forecast)
-            announce(cost, cell_runs, runs, session)
-            if shortening.changes:
-                cell_runs = [prepare(e.changed(shortening.changes), session) for e in experiments]
-    return cell_runs, session
+        lines = announcement(cost, cell_runs, runs, session.shortening)
+        if decided is None and session.shortening.changes:
+            cell_runs = [prepare(e.changed(session.shortening.changes), session) for e in experiments]
+    return cell_runs, replace(session, announcement=tuple(lines))
 
 
 def _outcome(folders: Sequence[Path], ended: _Ended) -> Outcome:
@@ -194,6 +197,8 @@ def _run_all(cell_runs: list[CellRun], session: Session) -> _Ended:
         return ended
     plan = network_provider(todo[0].experiment, session)
     describe_run(todo[0], session, plan.config)
+    for line in session.announcement:
+        session.console.say(line)
     try:
         together = Stages()
         with _disk_errors():

@@ -82,15 +82,16 @@ def _other_points(cell_run: CellRun) -> list[int]:
     return [n if cap is None else min(n, cap) for n, cap in sizes]
 
 
-def announce(cost: Cost, cell_runs: Sequence[CellRun], runs: int, session: Session) -> None:
-    """Say what the run will take, where that is over a minute, and how it is shortened or could be."""
-    say, first, shortening = session.console.say, cell_runs[0], session.shortening
+def announcement(cost: Cost, cell_runs: Sequence[CellRun], runs: int, shortening: Shortening) -> list[str]:
+    """Lines that say what the run will take, where that is over a minute, and how it is shortened or could be."""
+    first, lines = cell_runs[0], []
     if cost.total > LONG_AFTER_SECONDS:
-        say(f"this run will take about {duration(cost.total)} here ({cost.describe()}); Ctrl-C keeps what is done")
+        lines.append(f"this run will take about {duration(cost.total)} ({cost.describe()}); Ctrl-C keeps what is done")
     if shortening.changes:
         minutes = f"{shortening.limit_minutes:g} min"
-        say(f"SHORTENED to fit time_limit={minutes}: {shortening.summary()}; its rows are marked")
-        say(f"  the same run without a limit:  {first.shorter_command(shortening.changes)}")
-        say("  the full run:  this command without time_limit")
+        lines.append(f"SHORTENED to fit time_limit={minutes}: {shortening.summary()}; its rows are marked")
+        lines.append(f"  the same run without a limit:  {first.shorter_command(shortening.changes)}")
+        lines.append("  the full run:  this command without time_limit")
     elif cost.total > 60 * SHORT_MINUTES and (smaller := _shorter(cost, 60 * SHORT_MINUTES * runs, cell_runs)):
-        say(f"  for a run of about {SHORT_MINUTES:g} min:  {first.shorter_command(smaller)}")
+        lines.append(f"  for a run of about {SHORT_MINUTES:g} min:  {first.shorter_command(smaller)}")
+    return lines

@@ -34,6 +34,7 @@ class Session:
     progress: Progress
     stop: StopRequest
     shortening: Shortening = field(default_factory=Shortening)
+    announcement: tuple[str, ...] = ()
 
     def step(self, stage: str, done: int, total: int) -> None:
         """Progress that is also the place where a posterior fit or an evaluation can be stopped."""

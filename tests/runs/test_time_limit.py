@@ -149,7 +149,7 @@ def test_nothing_is_shortened_without_a_limit(
     monkeypatch.setattr(fit_to_time_limit, "estimate", lambda *_: Cost(training=7200))
     assert run(["schedule.epochs=30", "figures=false", "metric=[marginal]", "method=map"]) == 0
     said = capsys.readouterr().out
-    assert "this run will take about 2.0 h here" in said and "Ctrl-C keeps what is done" in said
+    assert "this run will take about 2.0 h (" in said and "Ctrl-C keeps what is done" in said
     [command] = [line.partition("bnn-run ")[2] for line in said.splitlines() if "for a run of about 20 min" in line]
     assert "schedule.epochs=4" in command and "SHORTENED" not in said
     assert not load_experiment([]).settings.time_limit
