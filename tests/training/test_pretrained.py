@@ -234,7 +234,7 @@ def test_own_classes_are_checked_before_and_after_import(here: Path) -> None:
         ("allow=[tests]", target + "Rows", "model.inputs=1", "model.outputs=1", "model.widht=3"): "Did you mean width?",
         ("allow=[tests]", target + "Rows", "model.outputs=1"): "requires model.inputs=VALUE",
         ("allow=[tests]", target + "Rows", "model.inputs=3", "model.outputs=1"): "on inputs [1] of data=gap1d",
-        ("allow=[tests]", target + "Rows", "model.inputs=1", "model.outputs=2"): "It must give [2, 1]",
+        ("allow=[tests]", target + "Rows", "model.inputs=1", "model.outputs=2"): "must return [2, 1]",
         ("allow=[tests]", target + "Flat"): "must return [2, 1] for two points",
         ("allow=[tests]", target + "number"): "makes a int",
         ("allow=[tests]", target + "small_conv", "model.depth=3"): "unexpected keyword argument 'depth'",
