@@ -36,7 +36,7 @@ from typing import Any
 
 import yaml
 
-from bnn_runner.report.grouping import group_cells, key_of, telling_fields
+from bnn_runner.report.grouping import distinguishing_fields, group_cells, key_of
 from bnn_runner.report.read_cells import CellRecord, find_cells
 from bnn_runner.runtime.files import write_text
 
@@ -202,7 +202,7 @@ def montage(cells: Sequence[CellRecord], picture: str, path: Path) -> None:
     from bnn_runner.report import style
 
     groups, _ = group_cells(cells)
-    extra = telling_fields(groups)
+    extra = distinguishing_fields(groups)
     shapes: dict[tuple[str, float], list[tuple[str, Any]]] = {}  # data and height by width
     for i, group in enumerate(groups):
         if group.done and (files := sorted((next(iter(group.done.values())).path / "figures").glob(picture))):

@@ -1,4 +1,4 @@
-"""`bnn-report`: every cell under an output folder to tables (CSV, Markdown, LaTeX, one HTML page) and a figure."""
+"""`bnn-report`: tables (CSV, Markdown, LaTeX, one HTML page) and figures of all runs under an output folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bnn_runner.report.commands import missing_commands
 from bnn_runner.report.filters import Filter, parse_filters, select
 from bnn_runner.report.grid import to_csv as grids_to_csv
 from bnn_runner.report.page import to_html
-from bnn_runner.report.parallel_draw import side_by_side
+from bnn_runner.report.parallel_draw import draw_in_parallel
 from bnn_runner.report.read_cells import CellRecord, find_cells
 from bnn_runner.report.render import LEGENDS, Report, report_of, to_csv, to_latex, to_markdown
 from bnn_runner.report.section import Request, Section
@@ -31,20 +31,20 @@ _EXAMPLES = (
     ("", "everything under outputs/"),
     ("data=yacht --metrics rmse,marginal", "one data set, two metrics"),
     ("schedule.epochs=40 seed=0,1,2", "only runs of these settings"),
-    ("--rows method --columns data", "methods down, data sets across, a table for each metric"),
+    ("--rows method --columns data", "methods as rows, data sets as columns, one table per metric"),
     *(section.example for section in SECTIONS if section.example),
     ("--metrics all --format csv", "every number, for your own analysis"),
 )
 _EPILOG = """examples:
 {examples}
 
-Mean ± standard error over seeds. A seed that is NaN, failed or missing is shown with the command that would make it,
-never averaged away; runs that differ in a setting are never averaged with one another.
+Entries are mean ± standard error over seeds. Seeds that are NaN, failed or missing are listed with the command that
+runs them, and never averaged away; runs with different settings are never averaged.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, or 2 for a user's mistake."""
+    """Entry point; returns the exit code: 0, or 2 for a usage error."""
     arguments = _parser().parse_args(argv)
     try:
         report(arguments)
@@ -56,20 +56,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(arguments: argparse.Namespace) -> list[Path]:
-    """Read, aggregate, write, print. Returns the files written. Raises `UserError` for a user's mistake."""
+    """Read, aggregate, write, print. Returns the files written. Raises `UserError` for a usage error."""
     formats = _names(arguments.format)
     problems = [unknown("format", f, FORMATS, "--format") for f in formats if f not in FORMATS]
     if not arguments.name or Path(arguments.name).name != arguments.name:
-        problems.append(f"--name {arguments.name!r} is no file name. Give a word without slashes, as in --name mnist.")
+        problems.append(f"--name must be a file name without slashes, as in --name mnist; got {arguments.name!r}.")
     raise_all(problems)
     filters = [Filter(w, tuple(_names(getattr(arguments, w)))) for w in _FILTERS if _names(getattr(arguments, w))]
-    filters += parse_filters(arguments.filters, "The word")
+    filters += parse_filters(arguments.filters, "The argument")
     cells = select(_cells(arguments.output_dir), filters)
     table = build(cells, arguments.metrics)
     requests = _requests(table, cells, filters, arguments)
-    made, commands = _main_tables(table, arguments), missing_commands(table)
+    page, commands = _main_tables(table, arguments), missing_commands(table)
     added = [grid for section, request in requests for grid in section.tables(request)]
-    made = replace(made, grids=(*made.grids, *added))
+    page = replace(page, grids=(*page.grids, *added))
     folder, name = arguments.output_dir / "results", arguments.name
     pictures: list[Path] = []
     try:
@@ -77,21 +77,21 @@ def report(arguments: argparse.Namespace) -> list[Path]:
             pictures = _figures(table, folder, name)
             drawn = (s.figure(r, folder / f"{name}_{s.name}.png") for s, r in requests if s.figure is not None)
             pictures += [path for path in drawn if path is not None]
-        texts = {"csv": to_csv(table), "md": to_markdown(made), "tex": to_latex(made)}
+        texts = {"csv": to_csv(table), "md": to_markdown(page), "tex": to_latex(page)}
         if "html" in formats:
-            texts["html"] = to_html(made, name, pictures, commands, _figures_of_runs(table))
+            texts["html"] = to_html(page, name, pictures, commands, _figures_of_runs(table))
         files = {folder / f"{name}.{form}": texts[form] for form in formats}
-        if "csv" in formats and len({*made.grids} - {*report_of(table, arguments.summary).grids}):
-            files[folder / f"{name}_tables.csv"] = grids_to_csv(made.grids)
+        if "csv" in formats and len({*page.grids} - {*report_of(table, arguments.summary).grids}):
+            files[folder / f"{name}_tables.csv"] = grids_to_csv(page.grids)
         for path, text in files.items():
             write_text(path, text)
     except OSError as error:
         raise UserError(
-            f"Cannot write under {folder} ({error.strerror or error}). Reports are kept there. Make it writable, or "
-            "copy the runs to a folder that is and name it with --output-dir."
+            f"Could not write to {folder}: {error.strerror or error}. Make it writable, or copy the runs to a writable "
+            "folder and give it with --output-dir."
         ) from None
-    missing = ["what is missing:", *(f"  {c}" for c in commands), ""] if commands else []
-    _show(to_markdown(made), *missing, "wrote " + ", ".join(str(f) for f in (*files, *pictures)))
+    missing = ["missing results:", *(f"  {c}" for c in commands), ""] if commands else []
+    _show(to_markdown(page), *missing, "wrote " + ", ".join(str(f) for f in (*files, *pictures)))
     return [*files, *pictures]
 
 
@@ -101,12 +101,12 @@ def _figures(table: Table, folder: Path, name: str) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     files = folder / f"{name}.png", folder / f"{name}_curves.png"
-    drawn = side_by_side([lambda: comparison_figure(table, files[0]), lambda: sweep_curves(table, files[1])])
+    drawn = draw_in_parallel([lambda: comparison_figure(table, files[0]), lambda: sweep_curves(table, files[1])])
     return [path for path, there in zip(files, drawn, strict=True) if there]
 
 
 def _figures_of_runs(table: Table) -> dict[str, list[Path]]:
-    """By row, those of its first finished seed."""
+    """Figures of the first finished seed of each row."""
     cells = {row.name: next(iter(row.group.done.values())) for row in table.rows if row.n}
     found = {f"{name}, seed {c.seed}": sorted((c.path / "figures").glob("*.png")) for name, c in cells.items()}
     return {name: files for name, files in found.items() if files}
@@ -115,7 +115,7 @@ def _figures_of_runs(table: Table) -> dict[str, list[Path]]:
 def _requests(
     table: Table, cells: Sequence[CellRecord], filters: Sequence[Filter], arguments: argparse.Namespace
 ) -> list[tuple[Section, Request]]:
-    """The requested sections in their order, each with what it is made of."""
+    """The requested sections in their order, each with its request."""
     found = []
     for section in SECTIONS:
         value = getattr(arguments, section.name) if section.flag else True
@@ -127,18 +127,18 @@ def _requests(
 
 def _main_tables(table: Table, arguments: argparse.Namespace) -> Report:
     """The table, by the requested axes."""
-    made = report_of(table, arguments.summary)
+    page = report_of(table, arguments.summary)
     rows, columns = _names(arguments.rows), _names(arguments.columns)
     if rows or columns:
         rows = rows or [w for w in _FILTERS if w not in columns]
-        made = replace(made, grids=by_axes(table, rows, columns, arguments.summary), legend=LEGENDS[arguments.summary])
-    return made
+        page = replace(page, grids=by_axes(table, rows, columns, arguments.summary), legend=LEGENDS[arguments.summary])
+    return page
 
 
 def _show(*texts: str) -> None:
     try:
         print(*texts, sep="\n", flush=True)
-    except BrokenPipeError:  # `bnn-report | head`: the files are written, nobody reads on
+    except BrokenPipeError:  # `bnn-report | head`: the files are written, the reader has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -159,14 +159,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="the output_dir of the runs (outputs)"
     )
-    parser.add_argument("--name", default="comparison", help="name of the files under DIR/results (comparison)")
-    parser.add_argument("--metrics", metavar="M,M", help="metrics to show, or all; the headline metrics unless given")
+    parser.add_argument("--name", default="comparison", help="name of the files in DIR/results (comparison)")
+    parser.add_argument("--metrics", metavar="M,M", help="metrics to show, or all (default: the headline metrics)")
+    parser.add_argument("--rows", metavar="F,F", help="fields as rows: data, seed, schedule, model.norm, ...")
+    parser.add_argument("--columns", metavar="F,F", help="fields as columns, with one table per metric")
     parser.add_argument(
-        "--rows", metavar="F,F", help="fields that make the rows: data, seed, schedule, model.norm, ..."
-    )
-    parser.add_argument("--columns", metavar="F,F", help="fields that make the columns, a table for each metric")
-    parser.add_argument(
-        "--summary", choices=("mean", "median"), default="mean", help="mean ± s.e., or median [quartiles]"
+        "--summary", choices=("mean", "median"), default="mean", help="mean ± standard error, or median [quartiles]"
     )
     for section in SECTIONS:
         if section.flag and section.metavar is None:
@@ -175,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
             parser.add_argument(section.flag, metavar=section.metavar, help=section.help)
     for what in _FILTERS:
         parser.add_argument(f"--{what}", metavar="X,X", help=f"only these choices of {what}")
-    parser.add_argument("--format", default=",".join(FORMATS), metavar="F,F", help="of csv, md, tex, html (all)")
+    parser.add_argument("--format", default=",".join(FORMATS), metavar="F,F", help="formats: csv, md, tex, html (all)")
     parser.add_argument("--no-figure", dest="figure", action="store_false", help="no comparison figure")
     return parser
 
@@ -187,13 +185,14 @@ def _names(text: str | None) -> list[str]:
 def _cells(output_dir: Path) -> list[CellRecord]:
     if not output_dir.is_dir():
         raise UserError(
-            f"There is no folder {output_dir}. Reports are made of finished runs. Run bnn-run first, or name the runs' "
-            "output_dir with --output-dir."
+            f"--output-dir must be the output_dir of finished runs; there is no folder {output_dir}. Run bnn-run "
+            "first, or "
+            "give another folder."
         )
     cells = find_cells(output_dir)
     if not cells:
         raise UserError(
-            f"There are no runs under {output_dir / 'runs'}. Run bnn-run first, or name the runs' output_dir with "
+            f"There are no runs in {output_dir / 'runs'}. Run bnn-run first, or give the output_dir of the runs with "
             "--output-dir."
         )
     return cells

@@ -1,4 +1,4 @@
-"""Tables by chosen axes: any field as rows, any field as columns; rows that no axis tells apart are refused."""
+"""Tables by chosen axes: any field as rows, any field as columns; rows that share a place are an error."""
 
 from __future__ import annotations
 
@@ -19,15 +19,24 @@ _MOST_NAMED = 6
 
 
 def by_axes(table: Table, rows: Sequence[str], columns: Sequence[str], summary: Summary) -> tuple[Grid, ...]:
-    """One grid whose lines are the values of `rows`, or with `columns` one grid a metric with their values on top.
+    """One grid with a line for each value of `rows`; with `columns`, one grid per metric with their values as columns.
 
-    Seeds are averaged unless `seed` is an axis. Raises `UserError` for a field that no cell has, and
-    where runs of several settings would share a place, naming what they differ in.
+    Seeds are averaged unless `seed` is an axis.
+
+    Args:
+        table: of all rows.
+        rows: fields of the lines.
+        columns: fields of the columns; empty for the metrics as columns.
+        summary: how entries are summarised over seeds.
+
+    Raises:
+        UserError: for a field that no cell has, and if runs of several settings would share a place; it names the
+            settings they differ in.
     """
     cells = [c for row in table.rows for c in (*row.group.done.values(), *row.group.others)]
     known = known_fields(cells)
     problems = [unknown("field", f, known, "An axis") for f in (*rows, *columns) if f not in known]
-    problems += [f"The field {f} is on both axes. Name it once." for f in rows if f in columns]
+    problems += [f"The field {f} must be on one axis; got it in --rows and --columns." for f in rows if f in columns]
     if problems:
         raise UserError(*problems)
     found = _each_seed(table.rows) if "seed" in (*rows, *columns) else table.rows
@@ -42,26 +51,26 @@ def by_axes(table: Table, rows: Sequence[str], columns: Sequence[str], summary: 
     lines = list(dict.fromkeys(left for left, _ in places))
     if not columns:
         heads = tuple(header(c, table) for c in table.columns)
-        made = []
+        filled = []
         for left in lines:
             row = places[left, ()]
-            made.append(Line((*left, str(row.n)), tuple(row.entries.get(c) for c in table.columns), row.n))
-        return (Grid("by " + ", ".join(rows), (*rows, "n"), len(rows), heads, tuple(made), "", summary),)
+            filled.append(Line((*left, str(row.n)), tuple(row.entries.get(c) for c in table.columns), row.n))
+        return (Grid("by " + ", ".join(rows), (*rows, "n"), len(rows), heads, tuple(filled), "", summary),)
     tops = sorted({top for _, top in places}, key=lambda top: tuple(by_size(t) for t in top))
     grids = []
     for column in table.columns:
-        made = []
+        filled = []
         for left in lines:
             there = [places.get((left, top)) for top in tops]
             most = max(row.n for row in there if row is not None)
-            made.append(Line(left, tuple(None if row is None else row.entries.get(column) for row in there), most))
+            filled.append(Line(left, tuple(None if row is None else row.entries.get(column) for row in there), most))
         heads = tuple(
             ", ".join(f"{f}={t}" if f not in OWN else t for f, t in zip(columns, top, strict=True)) for top in tops
         )
-        counts = sorted({line.n for line in made})
-        told = f"n = {counts[0]}" if len(counts) == 1 else f"n up to {counts[-1]}, other n are told"
+        counts = sorted({line.n for line in filled})
+        seeds = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[-1]} unless stated otherwise,"
         title = f"{header(column, table)} by {', '.join(columns)}"
-        grids.append(Grid(title, tuple(rows), len(rows), heads, tuple(made), f"{told} seeds.", summary))
+        grids.append(Grid(title, tuple(rows), len(rows), heads, tuple(filled), f"{seeds} seeds.", summary))
     return tuple(grids)
 
 
@@ -74,7 +83,7 @@ def _each_seed(rows: Sequence[Row]) -> list[Row]:
 
 
 def differing(a: Group, b: Group) -> list[str]:
-    """Fields in which two rows differ; a group's choice stands for all the settings it makes."""
+    """Fields in which two rows differ; a group's choice covers all of its settings."""
     choices = sorted(
         {name for g in (a, b) for c in _cells(g) for name in c.choices}
         - {"metric", "experiment", "logger", "data", "model", "method"}
@@ -97,13 +106,13 @@ def _cells(group: Group) -> list[CellRecord]:
 def _refuse(a: Group, b: Group, axes: Sequence[str], place: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
     where = ", ".join(f"{f}={t}" for f, t in zip(axes, (*place[0], *place[1]), strict=True))
     names = differing(a, b)
-    told = ", ".join(
+    shown = ", ".join(
         f"{name} ({group_text(a, name)}, {group_text(b, name)})" if group_text(a, name) != ABSENT else name
         for name in names[:_MOST_NAMED]
     )
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     first = names[0] if names else "seed"
     raise UserError(
-        f"Runs of different settings would share the place {where}: they differ in {told}{more}. Their mean would "
-        f"mix settings. Make it an axis (--rows {','.join(axes)},{first}), or keep one value ({first}=...)."
+        f"Runs at {where} must agree in all other settings to be averaged; they differ in {shown}{more}. Make this an "
+        f"axis (--rows {','.join(axes)},{first}), or select one value ({first}=...)."
     )

@@ -1,4 +1,4 @@
-"""Whether stated confidence can be believed: reliability and confidence histograms, intervals and PIT."""
+"""Figures of calibration: reliability and confidence histograms, intervals and PIT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_POINTS = 1000
 
 
 def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Array], title: str) -> Figure:
-    """Reliability diagram of the test points, and how confident the predictive is on test and elsewhere.
+    """Reliability diagram of the test points, and the confidence of the predictive on the test and other sets.
 
     Args:
         probs: test probabilities [N, K].
@@ -28,7 +28,7 @@ def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Arr
         ood: probabilities [M, K] of each out-of-distribution set, by name.
         title: data, model, method.
 
-    Bins of equal width, right-closed, as in the usual ECE; a marker's area says how many points it holds.
+    Bins of equal width, right-closed, as in the usual ECE; the area of a marker shows its number of points.
     """
     figure, (left, right) = style.new_figure(columns=2, width=4.7, height=3.9)
     classes = probs.shape[1]
@@ -40,7 +40,7 @@ def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Arr
     filled = count > 0
     accuracy = np.bincount(place, correct, minlength=NUM_BINS)[filled] / count[filled]
     stated = np.bincount(place, confidence, minlength=NUM_BINS)[filled] / count[filled]
-    # One more of each, so that a bin of a single point does not look certain.
+    # One more success and failure, so that a bin with a single point does not look certain.
     smooth = (accuracy * count[filled] + 1) / (count[filled] + 2)
     error = np.sqrt(smooth * (1 - smooth) / count[filled])
     ece = float(np.sum(count[filled] * np.abs(accuracy - stated)) / count.sum())
@@ -54,12 +54,12 @@ def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Arr
         color=style.BLUE,
         edgecolor="white",
         lw=0.6,
-        label="test points of a bin, ±1 se (area: how many)",
+        label="test points of a bin, ±1 se (area: number)",
     )
     low = max(0.0, min(1 / classes, float(accuracy.min())) - 0.05)
     left.set_xlim(max(0.0, 1 / classes - 0.05), 1.02)
     left.set_ylim(low, 1.03)
-    left.set_xlabel("stated confidence")
+    left.set_xlabel("confidence")
     left.set_ylabel("accuracy")
     style.panel_title(left, f"reliability: accuracy {correct.mean():.3f}, ECE {ece:.3f} ({NUM_BINS} bins)")
     shown = edges[edges >= np.floor(NUM_BINS / classes) / NUM_BINS - 1e-9]
@@ -68,9 +68,9 @@ def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Arr
         label = f"{name}, mean {found.mean():.2f}"
         right.hist(found, bins=shown, weights=weights, histtype="stepfilled", color=style.colour(i), alpha=0.22)
         right.hist(found, bins=shown, weights=weights, histtype="step", color=style.colour(i), lw=1.6, label=label)
-    right.set_xlabel("stated confidence")
+    right.set_xlabel("confidence")
     right.set_ylabel("fraction of points")
-    style.panel_title(right, "in and out of distribution" if ood else "how confident")
+    style.panel_title(right, "confidence in and out of distribution" if ood else "confidence")
     style.title(figure, title)
     handles, names = left.get_legend_handles_labels()
     more, more_names = right.get_legend_handles_labels()
@@ -79,13 +79,13 @@ def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Arr
 
 
 def predicted_and_pit(mean: Array, sd: Array, target: Array, pit: Array, title: str) -> Figure:
-    """Regression that cannot be drawn as a band: predicted against observed, and the PIT histogram.
+    """Regression with several inputs: predicted against observed, and the PIT histogram.
 
     Args:
         mean: predictive means [N], original units.
         sd: standard deviations [N] of a new observation.
         target: observed [N].
-        pit: predictive distribution function at the observed value [N]; uniform where calibrated.
+        pit: predictive distribution function at the observed value [N]; uniform if calibrated.
         title: data, model, method.
     """
     figure, (left, right) = style.new_figure(columns=2, width=4.6, height=3.9)
@@ -101,10 +101,8 @@ def predicted_and_pit(mean: Array, sd: Array, target: Array, pit: Array, title: 
     style.panel_title(left, f"{within:.0%} within ±2 sd (Gaussian: 95%)")
     bins = max(5, min(20, len(pit) // 15))
     expected = 1.0
-    spread = 2 * np.sqrt(bins * (1 - 1 / bins) / len(pit))  # of a density of n uniform numbers in `bins` bins
-    right.axhspan(
-        max(0.0, expected - spread), expected + spread, color=style.GREY, alpha=0.2, lw=0, label="uniform ±2 se"
-    )
+    band = 2 * np.sqrt(bins * (1 - 1 / bins) / len(pit))  # of a density of n uniform numbers in `bins` bins
+    right.axhspan(max(0.0, expected - band), expected + band, color=style.GREY, alpha=0.2, lw=0, label="uniform ±2 se")
     right.hist(pit, bins=bins, range=(0, 1), density=True, color=style.BLUE, alpha=0.75, edgecolor="white")
     right.axhline(expected, color=style.BLACK, lw=1, ls="--")
     right.set_xlim(0, 1)

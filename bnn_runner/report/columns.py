@@ -1,4 +1,4 @@
-"""The columns of a result table: which score each holds, what it is called, and which are shown by default."""
+"""The columns of a result table: their scores, names and order, and which are shown by default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bnn_runner.errors import UserError
 
 @dataclass(frozen=True, order=True)
 class Column:
-    """One kind of score: a metric on a split, at a block size tau and an anchor count kappa where it has them."""
+    """One kind of score: a metric on a split, at a block size tau and a number of anchors kappa if it has them."""
 
     metric: str
     split: str = "test"
@@ -42,7 +42,7 @@ class Column:
         return key if self.split == "test" else f"{key}@{self.split}"
 
 
-# What is fitted, what is joint, how calibrated, how it tells what it does not know: in this order everywhere.
+# Patterns of metric names by topic; the order on the page is GROUP_ORDER.
 GROUPS: tuple[tuple[str, str], ...] = (
     ("joint", r"joint|dyadic"),
     ("ood", r"ood|out_of_dist"),
@@ -55,7 +55,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
 )
 GROUP_ORDER = ("fit", "joint", "calibration", "ood")
 
-# A headline is a metric by pattern, and for block scores one block: enough to compare methods on one screen.
+# A headline is a metric by pattern (for block scores with one block size): enough to compare methods on one screen.
 _HEADLINES: tuple[tuple[str, int | None, int | None], ...] = (
     (r"marginal(_loglik)?", None, None),
     (r"joint(_loglik)?(_exact)?", 10, None),
@@ -68,14 +68,14 @@ _HEADLINES: tuple[tuple[str, int | None, int | None], ...] = (
 )
 
 
-# A joint score's companions: the same score at fewer draws, and how many draws its blocks rest on.
+# Companions of a joint score: the same score with fewer draws, and the effective number of draws.
 AT_DRAWS, EFFECTIVE_DRAWS = "_at_draws", "_effective_draws"
-# Beside it: the same score from a joint predictive in closed form.
+# The same score from a joint predictive in closed form.
 EXACT = "_exact"
 
 
 def is_companion(metric: str) -> bool:
-    """Whether a metric only shows how another one converges in the number of draws."""
+    """Whether a metric only shows how another one converges with the number of draws."""
     return metric.endswith((AT_DRAWS, EFFECTIVE_DRAWS))
 
 
@@ -104,7 +104,7 @@ def _headline_place(column: Column) -> int | None:
 
 
 def in_order(columns: Iterable[Column]) -> list[Column]:
-    """Columns as the tables show them: headlines first, then by group, metric, block."""
+    """Columns in the order of the tables: headlines first, then by topic, metric and block."""
 
     def place(column: Column) -> tuple[object, ...]:
         headline = _headline_place(column)
@@ -115,10 +115,15 @@ def in_order(columns: Iterable[Column]) -> list[Column]:
     return sorted(set(columns), key=place)
 
 
-def choose(columns: Sequence[Column], wanted: str | None) -> list[Column]:
-    """The columns to show. `wanted`: None (headlines), "all", or metric names and column keys with commas.
+def select_columns(columns: Sequence[Column], wanted: str | None) -> list[Column]:
+    """The columns to show.
 
-    Raises `UserError` naming every unknown one.
+    Args:
+        columns: all columns.
+        wanted: None (headlines), "all", or metric names and column keys separated by commas.
+
+    Raises:
+        UserError: that lists every unknown name.
     """
     ordered = in_order(columns)
     if wanted is None or wanted == "headline":
@@ -130,21 +135,21 @@ def choose(columns: Sequence[Column], wanted: str | None) -> list[Column]:
     known = sorted({c.metric for c in ordered} | {c.key for c in ordered})
     problems = [unknown("metric", name, known, "--metrics") for name in names if name not in known and name != "dee"]
     if "dee" in names:
-        problems.append("dee compares a run with others and is no column of its own. Ask for it by --equivalents.")
+        problems.append("dee (ensemble equivalent) compares runs and is not a column. Use --equivalents.")
     if not names:
-        problems.append("--metrics names no metric. Give names with commas between, or all.")
+        problems.append("--metrics must name metrics separated by commas, or all; got none.")
     if problems:
         raise UserError(*problems)
-    chosen: list[Column] = []
+    selected: list[Column] = []
     for name in names:
-        chosen += [c for c in ordered if name in (c.metric, c.key) and c not in chosen]
-    return chosen
+        selected += [c for c in ordered if name in (c.metric, c.key) and c not in selected]
+    return selected
 
 
 def unknown(what: str, value: str, known: Iterable[str], option: str) -> str:
-    """The message for a name that the cells do not hold, with the nearest names that they do."""
+    """The message for an unknown name, with similar known ones."""
     known = sorted(known)
     near = difflib.get_close_matches(value, known, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     shown = ", ".join(known[:30]) + (", …" if len(known) > 30 else "")
-    return f"No {what} {value!r} in these cells.{hint} {option} takes: {shown}."
+    return f"Unknown {what} {value!r}.{hint} {option} must be one of: {shown}."

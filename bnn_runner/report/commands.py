@@ -1,4 +1,4 @@
-"""The commands that make what a table lacks: for every failed, cut, unfinished or never started seed of a row."""
+"""Commands for missing results: every failed, interrupted, unfinished or never started seed of a row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bnn_runner.report.tables import Row, Table
 
 
 def missing_commands(table: Table) -> list[str]:
-    """A command line for each row that lacks seeds: what a cell's command.txt says, with those seeds."""
+    """A command line for each row with missing seeds: that of a cell's command.txt, with these seeds."""
     found = [with_words(r, {"seed": ",".join(map(str, r.missing))}) for r in table.rows if r.missing]
     return [command for command in found if command]
 
 
 def with_words(row: Row, changes: Mapping[str, str]) -> str:
-    """The command of one of the row's cells with other values, a sweep where one is a list; empty if none is kept."""
+    """The command of one of the row's cells with other values, a sweep if one is a list; empty if no cell has one."""
     cells: Sequence[CellRecord] = (*row.group.others, *row.group.done.values())
     command = next(filter(None, map(_command, cells)), "")
     if not command:

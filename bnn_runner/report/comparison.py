@@ -1,4 +1,4 @@
-"""The comparison figure: methods side by side for every metric and data set (curves: `sweep_curves`)."""
+"""The comparison figure: methods next to each other for every metric and data set (curves: `sweep_curves`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MAX_PANELS = 11  # of one data set; the tables hold the rest
-_MOST_PANELS = 16  # of one figure: of many data sets each shows its first columns
+_MOST_PANELS = 16  # of one figure: with many data sets, each shows its first columns
 _ACROSS = 4
 _PANEL_WIDTH = 2.6
 
 
 def comparison_figure(table: Table, path: Path) -> Path | None:
-    """One block of panels for each data set and model; error bars are ± one standard error over seeds.
+    """One block of panels per data set and model; error bars are ± one standard error over seeds.
 
-    A method looks the same in every panel. Not-a-number entries are named at their place, never left
-    out without a word; hollow markers are not converged in the number of draws. None where no score applies.
+    A method has the same colour and marker in every panel. NaN entries are written at their place; hollow markers have
+    not converged in the number of draws. Returns None if no score applies.
     """
     from matplotlib.figure import Figure
 
@@ -44,12 +44,12 @@ def comparison_figure(table: Table, path: Path) -> Path | None:
     heights = [
         0.4 + math.ceil(panels[block] / across) * (0.95 + max(0.9, step * len(rows))) for block, rows in blocks.items()
     ]
-    beside = min(len(blocks), max(1, _ACROSS // across))  # blocks of few panels stand side by side
-    tallest = [max(heights[i : i + beside]) for i in range(0, len(heights), beside)]
-    figure = Figure(figsize=(width * beside, sum(tallest)))
-    grid = figure.subfigures(len(tallest), beside, height_ratios=tallest, hspace=0, wspace=0, squeeze=False)
+    abreast = min(len(blocks), max(1, _ACROSS // across))  # blocks of few panels share a line
+    tallest = [max(heights[i : i + abreast]) for i in range(0, len(heights), abreast)]
+    figure = Figure(figsize=(width * abreast, sum(tallest)))
+    grid = figure.subfigures(len(tallest), abreast, height_ratios=tallest, hspace=0, wspace=0, squeeze=False)
     for i, (subfigure, (block, rows)) in enumerate(zip(grid.flat, blocks.items(), strict=False)):
-        height = tallest[i // beside]
+        height = tallest[i // abreast]
         subfigure.suptitle(" · ".join(block), fontsize=11, fontweight="bold")
         axes = list(subfigure.subplots(math.ceil(panels[block] / across), across, squeeze=False).flat)
         for ax in axes[: panels[block]]:
@@ -65,12 +65,12 @@ def comparison_figure(table: Table, path: Path) -> Path | None:
 
 
 def identity(row: Row) -> tuple[str, ...]:
-    """What has one colour and marker in every panel."""
+    """What shares one colour and marker in every panel."""
     return (row.group.key.method, *row.extra.values())
 
 
 def blocks_of(table: Table) -> dict[tuple[str, str], list[Row]]:
-    """(data, model) -> its rows that have a finished seed."""
+    """(data, model) -> its rows with a finished seed."""
     blocks: dict[tuple[str, str], list[Row]] = {}
     for row in table.rows:
         if row.n:
@@ -79,14 +79,14 @@ def blocks_of(table: Table) -> dict[tuple[str, str], list[Row]]:
 
 
 def _shown(table: Table, rows: Sequence[Row]) -> list[Column]:
-    """Columns that some row has a number for."""
+    """Columns in which some row has a number."""
     return [c for c in table.columns if any(c in r.entries and r.entries[c].n for r in rows)]
 
 
 def labels_of(table: Table, rows: Sequence[Row]) -> list[str]:
-    """The method of each row and, on further lines, what else tells it apart."""
-    told = [e for e in table.extra if len({r.extra[e] for r in rows}) > 1]
-    return ["\n".join([r.group.key.method, *r.told(told)]) for r in rows]
+    """The method of each row and, on further lines, the settings that distinguish it."""
+    fields = [e for e in table.extra if len({r.extra[e] for r in rows}) > 1]
+    return ["\n".join([r.group.key.method, *r.settings(fields)]) for r in rows]
 
 
 def _dots(ax: Axes, rows: Sequence[Row], column: Column, labels: Sequence[str] | None, look: Sequence[int]) -> None:
@@ -122,4 +122,4 @@ def _dots(ax: Axes, rows: Sequence[Row], column: Column, labels: Sequence[str] |
 def _word(entry: Entry | None) -> str:
     if entry is None:
         return "—"
-    return "n/a" if not entry.n else f"not a number ({entry.nonfinite} of {entry.n})"
+    return "n/a" if not entry.n else f"NaN ({entry.nonfinite} of {entry.n})"

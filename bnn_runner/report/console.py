@@ -28,10 +28,10 @@ AnyScore: TypeAlias = "Score | ScoreRow"
 
 
 def score_table(scores: Sequence[AnyScore], width: int | None = None) -> str:
-    """Scores as aligned text, grouped: metric, value ± standard error over points or blocks, n, remarks.
+    """Scores as aligned text, by topic: metric, value ± standard error over points or blocks, n, remarks.
 
-    `width` in characters; None asks the terminal. Of many block sizes three are shown; the remark of
-    a joint score is how it converges in draws. metrics.csv has everything. Long remarks are wrapped.
+    `width` is in characters; None uses that of the terminal. Of many block sizes three are shown; the remark of a joint
+    score shows how it converges with the number of draws. metrics.csv has everything. Long remarks are wrapped.
     """
     width = width or shutil.get_terminal_size((100, 24)).columns
     rows = _lines(_shown(scores), scores)
@@ -53,13 +53,13 @@ _HEAD = ("metric", "value", "unit", "n", "")
 
 
 def _shown(scores: Sequence[AnyScore]) -> list[AnyScore]:
-    """One score a column; of many block sizes the smallest above one point, the middle and the largest."""
+    """One score per column; of many block sizes the smallest above one point, the middle and the largest."""
     kept: dict[Column, AnyScore] = {}
     for s in scores:
         column = _column(s)
         if not is_companion(s.metric) and (column not in kept or (s.draws or 0) > (kept[column].draws or 0)):
             kept[column] = s
-    for column, score in list(kept.items()):  # the exact value is the remark of the one from draws
+    for column, score in list(kept.items()):  # the exact value is a remark of the value from draws
         if score.status != "n/a":
             kept.pop(replace(column, metric=column.metric + EXACT), None)
     sizes: dict[tuple[str, str], list[Column]] = {}
@@ -68,10 +68,10 @@ def _shown(scores: Sequence[AnyScore]) -> list[AnyScore]:
             sizes.setdefault((column.metric, column.split), []).append(column)
     for columns in sizes.values():
         columns.sort(key=lambda c: (c.kappa or 0, c.tau or 0))
-    for column in list(kept):  # a standard deviation says what its variance says, in units that a reader knows
+    for column in list(kept):  # a standard deviation replaces its variance: it is in the units of the target
         if replace(column, metric=column.metric.replace("_std", "_variance")) != column:
             kept.pop(replace(column, metric=column.metric.replace("_std", "_variance")), None)
-    strongest: dict[str, float] = {}  # of each shift the table shows the strongest level; the figure shows all
+    strongest: dict[str, float] = {}  # the table shows the strongest level of each shift, the figure all of them
     for s in kept.values():
         name, _, level = s.split.rpartition("/")
         strongest[name] = max(strongest.get(name, 0.0), float(level)) if name.startswith("shift/") else 0.0
@@ -102,7 +102,7 @@ def _lines(scores: Sequence[AnyScore], companions: Sequence[AnyScore]) -> dict[s
 
 
 def _remark(score: AnyScore, companions: Sequence[AnyScore]) -> str:
-    """Status and note; of a joint score, how it converges in draws instead of how its blocks were made."""
+    """Status and note; for a joint score, its convergence in draws instead of its blocks."""
     words = [] if score.status in ("ok", "n/a") else [score.status]
     own = [s for s in companions if (s.split, s.tau, s.kappa) == (score.split, score.tau, score.kappa)]
     fewer = [s for s in own if s.metric == score.metric + AT_DRAWS and s.draws != score.draws]
@@ -113,7 +113,7 @@ def _remark(score: AnyScore, companions: Sequence[AnyScore]) -> str:
         words.append(", ".join(f"{label} {s.value:.4g}" for label, s in steps))
         words += [f"{s.value:.3g} effective" for s in effective]
     elif score.status == "ok" and not math.isfinite(score.value):
-        words += [score.note or "not a finite number"]
+        words += [score.note or "not finite"]
     elif score.status != "ok" and score.note:  # how an ordinary number was made is in metrics.csv
         words.append(score.note)
     exact = [s for s in own if s.metric == score.metric + EXACT and s.status == "ok"]

@@ -1,4 +1,4 @@
-"""What a posterior costs beside how good it is: seconds after the training against the test log-likelihood."""
+"""Cost and quality of a posterior: seconds after training against the test log-likelihood."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ STAGES = ("posterior", "evaluation")
 
 
 @dataclass(frozen=True)
-class Costed:
-    """A row with its wall-clock seconds by stage (`STAGES` and their sum) and its test log-likelihood."""
+class CostedRow:
+    """A row with its wall-clock seconds by stage (`STAGES`, then their sum) and its test log-likelihood."""
 
     row: Row
     seconds: tuple[Entry, ...]
     test: Entry
 
 
-def costs(table: Table) -> dict[str, list[Costed]]:
-    """By data set and network, the cheapest first. Raises `UserError` where no row has both numbers."""
-    found: dict[str, list[Costed]] = {}
+def costs(table: Table) -> dict[str, list[CostedRow]]:
+    """By data set and network, the cheapest first. Raises `UserError` if no row has both numbers."""
+    found: dict[str, list[CostedRow]] = {}
     for row in table.rows:
         cells = list(row.group.done.values())
         scores = [c.main_scores[TEST] for c in cells if TEST in c.main_scores]
@@ -41,19 +41,19 @@ def costs(table: Table) -> dict[str, list[Costed]]:
         seconds.append([sum(pair) for pair in zip(*seconds, strict=True)])
         entries = tuple(aggregate([ScoreRow("seconds", v, better="lower", unit="s") for v in vs]) for vs in seconds)
         key = row.group.key
-        found.setdefault(f"{key.data}, {key.model}", []).append(Costed(row, entries, aggregate(scores)))
+        found.setdefault(f"{key.data}, {key.model}", []).append(CostedRow(row, entries, aggregate(scores)))
     if not found:
         raise UserError(
-            "--cost sets the seconds of finished runs against their log-likelihood, and none here has both. "
-            "Leave it out, or run the methods again (force=true)."
+            "--cost requires finished runs with both seconds and a log-likelihood; none has both. Leave it out, or run "
+            "the methods again (force=true)."
         )
     return {name: sorted(rows, key=lambda r: r.seconds[-1].mean) for name, rows in found.items()}
 
 
-def cost_grids(found: dict[str, list[Costed]]) -> tuple[Grid, ...]:
-    """A table for each data set and network."""
+def cost_grids(found: dict[str, list[CostedRow]]) -> tuple[Grid, ...]:
+    """One table per data set and network."""
     heads = ("fit [s] ↓", "evaluation [s] ↓", "both [s] ↓", "marginal_loglik [nats per point] ↑")
-    note = "Wall-clock seconds after the training, of the points, draws and machine of these runs."
+    note = "Wall-clock seconds after training, for the points, draws and machine of these runs."
     grids = []
     for name, rows in found.items():
         extra = list(rows[0].row.extra)
@@ -65,18 +65,18 @@ def cost_grids(found: dict[str, list[Costed]]) -> tuple[Grid, ...]:
     return tuple(grids)
 
 
-def cost_figure(found: dict[str, list[Costed]], path: Path) -> Path:
-    """A panel for each data set and network: seconds (log scale) against test log-likelihood, ± standard errors."""
+def cost_figure(found: dict[str, list[CostedRow]], path: Path) -> Path:
+    """One panel per data set and network: seconds (log scale) against test log-likelihood, ± standard errors."""
     figure, axes = style.new_figure(1, len(found), width=6.4, height=4.2)
     for ax, (name, rows) in zip(axes, found.items(), strict=True):
         for i, r in enumerate(rows):
-            label = " ".join([r.row.group.key.method, *r.row.told()])
+            label = " ".join([r.row.group.key.method, *r.row.settings()])
             ax.errorbar(
                 [max(r.seconds[-1].mean, 1e-3)], [r.test.mean], yerr=[_error(r.test)],
                 fmt=style.marker(i + i // 8), color=style.colour(i), markersize=7, capsize=3, label=label,
             )  # fmt: skip
         ax.set_xscale("log")
-        ax.set_xlabel("seconds after the training")
+        ax.set_xlabel("seconds after training")
         ax.set_ylabel("test log-likelihood [nats per point]")
         style.panel_title(ax, name)
         ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
@@ -101,5 +101,5 @@ SECTION = Section(
     "also seconds against log-likelihood, with a figure",
     lambda request: cost_grids(costs(request.table)),
     lambda request, path: cost_figure(costs(request.table), path),
-    example=("--cost", "also seconds after the training against log-likelihood"),
+    example=("--cost", "also seconds after training against log-likelihood"),
 )

@@ -1,4 +1,4 @@
-"""Curves of a run: training by epoch, and joint scores by block size with how they converge in draws."""
+"""Curves of a run: training by epoch, and joint scores by block size and number of draws."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOSSES = ("loss", "nll", "train_nll", "val_nll", "val_loss", "objective")
 
 
 def training_curves(histories: Sequence[History], title: str) -> Figure | None:
-    """One line per trained network for every loss and the learning rate; None where no epoch was recorded."""
+    """One line per trained network for every loss and the learning rate; None if no epoch was recorded."""
     histories = [h for h in histories if len(h)]
     if not histories:
         return None
@@ -56,22 +56,22 @@ def training_curves(histories: Sequence[History], title: str) -> Figure | None:
 
 
 def joint_curves(scores: Sequence[Score], title: str) -> Figure | None:
-    """Joint log-likelihood per point against tau (and dyadic against kappa), once for each number of draws.
+    """Joint log-likelihood per point against tau (and dyadic against kappa), one line per number of draws.
 
-    The lines of S/4, S/2 and S draws lie on each other where the score has converged; hollow points
-    are marked not converged. None where the run has no joint scores at two block sizes.
+    The lines of S/4, S/2 and S draws coincide if the score has converged; hollow points are marked as not converged.
+    None if the run has no joint scores at two block sizes.
     """
     usable = [s for s in scores if s.tau and _finite(s.value) and not s.metric.endswith(EFFECTIVE_DRAWS)]
     panels = []
     for is_dyadic in (False, True):
-        chosen = [s for s in usable if (s.kappa is not None) == is_dyadic]
-        if len({(s.tau, s.kappa) for s in chosen}) > 1:
-            panels.append((is_dyadic, chosen))
+        kind = [s for s in usable if (s.kappa is not None) == is_dyadic]
+        if len({(s.tau, s.kappa) for s in kind}) > 1:
+            panels.append((is_dyadic, kind))
     if not panels:
         return None
     figure, axes = style.new_figure(columns=len(panels), width=4.8, height=3.9)
-    for ax, (is_dyadic, chosen) in zip(axes, panels, strict=True):
-        lines = _lines(chosen)
+    for ax, (is_dyadic, kind) in zip(axes, panels, strict=True):
+        lines = _lines(kind)
         several = len({metric.removesuffix(EXACT) for metric, _ in lines}) > 1
         for i, ((metric, draws), line) in enumerate(lines.items()):
             words = [metric.removesuffix(EXACT).removesuffix("_loglik").replace("_", " ")] if several else []
@@ -88,7 +88,7 @@ def joint_curves(scores: Sequence[Score], title: str) -> Figure | None:
 
 
 def shift_curves(scores: Sequence[Score], title: str) -> Figure | None:
-    """Each score of the metric `shift` against the level, one line for each shift; None where there are none."""
+    """Each score of the metric `shift` against the level, one line per shift; None if there are none."""
     found = [s for s in scores if s.metric.startswith("shift_") and _finite(s.value)]
     names = list(dict.fromkeys(s.metric for s in found))
     if not names:
@@ -118,14 +118,14 @@ def shift_curves(scores: Sequence[Score], title: str) -> Figure | None:
 
 
 def _lines(scores: Sequence[Score]) -> dict[tuple[str, int], list[Score]]:
-    """(metric, number of draws) -> its scores; the metric itself first, then itself at fewer draws."""
+    """(metric, number of draws) -> its scores; the metric itself first, then the same with fewer draws."""
     main = {(s.metric, s.draws or 0) for s in scores if not s.metric.endswith(AT_DRAWS)}
     lines: dict[tuple[str, int], list[Score]] = defaultdict(list)
     for s in scores:
         key = (s.metric.removesuffix(AT_DRAWS), s.draws or 0)
-        if not (s.metric.endswith(AT_DRAWS) and key in main):  # at S draws it is the metric once more
+        if not (s.metric.endswith(AT_DRAWS) and key in main):  # with S draws it repeats the metric
             lines[key].append(s)
-    # A score at one block size only (the forced dyadic one) has no curve; its number is in the table.
+    # A score at a single block size (the forced dyadic one) has no curve; its number is in the table.
     curves = {key: line for key, line in lines.items() if len(line) > 1}
     return dict(sorted(curves.items(), key=lambda item: (item[0][0].endswith(EXACT), item[0][0], -item[0][1])))
 
@@ -150,6 +150,6 @@ def _finite(value: float | None) -> bool:
 
 
 def _scale(ax: Axes, values: Sequence[float]) -> None:
-    """Logarithmic where the values are positive and span a factor of 30."""
+    """Logarithmic if the values are positive and span a factor of 30."""
     if values and min(values) > 0 and max(values) > 30 * min(values):
         ax.set_yscale("log")

@@ -25,13 +25,15 @@ Curve = Mapping[int, Entry]
 
 
 def ensemble_equivalents(table: Table) -> Grid:
-    """Size l ≥ 1 at which deep ensembles reach a row's calibrated log-likelihood: min{l : L_DE(l) ≥ L}.
+    """Size l ≥ 1 at which deep ensembles reach the calibrated log-likelihood of a row: min{l : L_DE(l) ≥ L}.
 
     L is the marginal log-likelihood of the test points, calibrated for classes
     (`eval.calibrate=temperature`), its mean over seeds; L_DE(l) that of the rows `method=ensemble` of
-    size l (MAP is size 1) with the same data and model, linear between sizes, cut at 1 and at the
-    largest size. "lower" and "upper" compare with L_DE(l) ± its standard deviation over seeds.
-    Raises `UserError` where there is no curve, or two rows of one size.
+    size l (MAP is size 1) with the same data and model, linear between sizes, limited to 1 and the largest size.
+    "lower" and "upper" compare with L_DE(l) ± its standard deviation over seeds.
+
+    Raises:
+        UserError: if there are no ensembles of two sizes, or two rows of one size.
     """
     blocks: dict[tuple[object, ...], list[Row]] = {}
     for row in table.rows:
@@ -45,10 +47,11 @@ def ensemble_equivalents(table: Table) -> Grid:
         if len(curve) < 2:
             continue
         largest = max(curve)
-        gone = sorted(set(range(1, largest)) - set(curve))
-        if gone:
-            notes.append(f"{rows[0].group.key.data}: no ensembles of {', '.join(map(str, gone))} (linear between).")
-            notes += _commands(rows, gone)
+        absent = sorted(set(range(1, largest)) - set(curve))
+        if absent:
+            sizes = ", ".join(map(str, absent))
+            notes.append(f"{rows[0].group.key.data}: values at ensemble size {sizes} are interpolated.")
+            notes += _commands(rows, absent)
         for row in rows:
             entry = _loglik(row)
             assert entry is not None
@@ -66,18 +69,20 @@ def ensemble_equivalents(table: Table) -> Grid:
             lines.append(Line(words, (entry, *entries), row.n))
             if entry.mean > curve[largest].mean:
                 notes.append(
-                    f"{row.name} is better than the largest ensemble ({largest}): its number is a lower bound."
+                    f"{row.name} is better than the largest ensemble ({largest}): its equivalent is a lower bound."
                 )
     if not lines:
         raise UserError(
-            "--equivalents needs deep ensembles of two sizes or more beside the methods: same data, same model, and "
-            "for classes eval.calibrate=temperature in all (uncalibrated single networks look worse than they are). "
+            "--equivalents requires deep ensembles of at least two sizes with the same data and model as the methods, "
+            "and "
+            "eval.calibrate=temperature in all runs for classes (uncalibrated single networks look worse than they "
+            "are). "
             "Run for example: bnn-run -m method=ensemble method.size=2,3,5 eval.calibrate=temperature"
         )
     names = ("data", "model", "method", *table.extra)
     heads = (f"{_LOGLIK.label} ↑", "ensemble equivalent ↑", "lower", "upper")
     note = " ".join(
-        ["Members of a deep ensemble of equal log-likelihood; lower, upper: ± sd of the ensembles.", *notes]
+        ["Size of the deep ensemble with the same log-likelihood; lower, upper: ± sd of the ensembles.", *notes]
     )
     return Grid("ensemble equivalents", (*names, "n"), len(names), heads, tuple(lines), note)
 
@@ -100,7 +105,7 @@ def equivalent(value: float, curve: Mapping[int, float]) -> float:
 
 
 def _loglik(row: Row) -> Entry | None:
-    """Of the row's test points, where it is one that may be compared."""
+    """The log-likelihood of the row's test points, if it may be compared."""
     if row.kind == "classification" and group_text(row.group, "eval.calibrate") != "temperature":
         return None
     found = [c.main_scores[_LOGLIK] for c in row.group.done.values() if _LOGLIK in c.main_scores]
@@ -129,8 +134,8 @@ def _curve(rows: Sequence[Row]) -> Curve:
         other = by_size.setdefault(size, row)
         if other is not row:
             raise UserError(
-                f"Two rows are the ensemble of size {size}: {other.name} and {row.name}. They differ in "
-                f"{', '.join(differing(other.group, row.group))}. Keep one by a filter, as in schedule.epochs=100."
+                f"There must be one ensemble of size {size}; got {other.name} and {row.name}, which differ in "
+                f"{', '.join(differing(other.group, row.group))}. Select one by a filter, as in schedule.epochs=100."
             )
     return {size: entry for size, row in sorted(by_size.items()) if (entry := _loglik(row)) is not None}
 
@@ -138,11 +143,11 @@ def _curve(rows: Sequence[Row]) -> Curve:
 def _commands(rows: Sequence[Row], sizes: Sequence[int]) -> list[str]:
     ensembles = [row for row in rows if row.group.key.method == "ensemble"]
     command = with_words(ensembles[-1], {_SIZE: ",".join(map(str, sizes))})
-    return [f"For them: {command}."] if command else []
+    return [f"To run them: {command}."] if command else []
 
 
 SECTION = Section(
     "--equivalents",
-    "also the ensemble size that each method is worth",
+    "also the size of the deep ensemble that each method equals",
     lambda request: [without_extra(ensemble_equivalents(request.table))],
 )

@@ -1,4 +1,4 @@
-"""Rows ranked by their log evidence beside their test log-likelihood: what the evidence alone would have chosen."""
+"""Rows ranked by log evidence and by test log-likelihood: what the evidence alone would have selected."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TRUSTED_DECREMENT = 1.0  # nats
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """One row with its evidence (nats), test log-likelihood and Newton decrement (nats) over seeds, and its ranks."""
+class RankedRow:
+    """One row with its evidence (nats), test log-likelihood and Newton decrement (nats) over seeds, and both ranks."""
 
     row: Row
     evidence: Entry
@@ -36,18 +36,18 @@ class Ranked:
 
     @property
     def name(self) -> str:
-        """Model, method and what else tells the row apart."""
+        """Model, method and the settings that distinguish the row."""
         key = self.row.group.key
-        return " ".join([key.model, key.method, *self.row.told()])
+        return " ".join([key.model, key.method, *self.row.settings()])
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows of one training set whose evidence is over the same kind of weights, the largest evidence first."""
+    """Rows of one training set with an evidence over the same kind of weights, the largest first."""
 
     data: str
     over: str
-    rows: tuple[Ranked, ...]
+    rows: tuple[RankedRow, ...]
 
     @property
     def correlation(self) -> float:
@@ -60,7 +60,7 @@ class Ranking:
 
 
 def rankings(table: Table) -> tuple[Ranking, ...]:
-    """Raises `UserError` where no two rows have an evidence on the same data over the same kind of weights."""
+    """Rankings of all rows with an evidence. Raises `UserError` if no two rows have one that can be compared."""
     blocks: dict[tuple[object, ...], list[Row]] = {}
     for row in table.rows:
         cells = row.group.done.values()
@@ -70,14 +70,14 @@ def rankings(table: Table) -> tuple[Ranking, ...]:
     found = tuple(_ranking(str(key[1]), rows) for key, rows in blocks.items() if len(rows) > 1)
     if not found:
         raise UserError(
-            "--evidence ranks rows of one data set by their log evidence, and no two have one over the same weights. "
-            "Laplace methods have an evidence. Run two or more, as in bnn-run -m model=mlp,mlp_layernorm."
+            "--evidence requires at least two rows of one data set with a log evidence over the same kind of weights, "
+            "which Laplace methods have. Run for example: bnn-run -m model=mlp,mlp_layernorm"
         )
     return found
 
 
 def evidence_grids(found: Sequence[Ranking]) -> tuple[Grid, ...]:
-    """A table for each ranking."""
+    """One table per ranking."""
     grids = []
     for ranking in found:
         extra = list(ranking.rows[0].row.extra)
@@ -98,15 +98,15 @@ def evidence_grids(found: Sequence[Ranking]) -> tuple[Grid, ...]:
             r.decrement is not None and r.decrement.mean > _TRUSTED_DECREMENT and "network" in r.mode
             for r in ranking.rows
         )
-        note = f"Spearman's correlation of the two ranks over {len(lines)} rows: {ranking.correlation:.2f}."
+        note = f"Spearman correlation of the two ranks over {len(lines)} rows: {ranking.correlation:.2f}."
         if far:
             note += (
-                " Newton decrements above 1 nat: those weights are not at the optimum that the evidence supposes; "
-                "method.mode=tangent has the evidence at it."
+                " With a Newton decrement above 1 nat the weights are not at the optimum that the evidence assumes; "
+                "method.mode=tangent evaluates the evidence at it."
             )
         grids.append(
             Grid(
-                f"{ranking.data}: by evidence over {ranking.over}",
+                f"{ranking.data}: ranked by evidence over {ranking.over}",
                 ("by evidence", "by test", "model", "method", *extra, "mode", "n"),
                 5 + len(extra),
                 ("log evidence [nats] ↑", "marginal_loglik [nats per point] ↑", "Newton decrement [nats]"),
@@ -118,15 +118,15 @@ def evidence_grids(found: Sequence[Ranking]) -> tuple[Grid, ...]:
 
 
 def evidence_figure(found: Sequence[Ranking], path: Path) -> Path:
-    """For each ranking: evidence and test log-likelihood of the rows in order, and one against the other."""
+    """For each ranking: evidence and test log-likelihood of the rows in order, and a scatter plot of both."""
     from matplotlib.figure import Figure
 
     heights = [1.4 + max(1.6, 0.34 * len(r.rows)) for r in found]
     figure = Figure(figsize=(11.5, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(found), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part, ranking in zip(parts, found, strict=True):
-        told = f"{ranking.data} · evidence over {ranking.over} · Spearman {ranking.correlation:.2f}"
-        part.suptitle(told, fontsize=10, fontweight="bold")
+        title = f"{ranking.data} · evidence over {ranking.over} · Spearman {ranking.correlation:.2f}"
+        part.suptitle(title, fontsize=10, fontweight="bold")
         left, middle, right = part.subplots(1, 3, width_ratios=(1, 1, 1.2))
         for ax in (left, middle, right):
             style.tidy(ax)
@@ -171,7 +171,7 @@ def _ranking(over: str, rows: Sequence[Row]) -> Ranking:
         decrement = None
         if all("newton_decrement_nats" in c.evidence for c in cells):
             decrement = _facts(row, "newton_decrement_nats", "")
-        ranked.append(Ranked(row, evidences[i], tests[i], decrement, "/".join(sorted(modes)), (first[i], second[i])))
+        ranked.append(RankedRow(row, evidences[i], tests[i], decrement, "/".join(sorted(modes)), (first[i], second[i])))
     ranked.sort(key=lambda r: r.ranks[0])
     return Ranking(rows[0].group.key.data, over, tuple(ranked))
 
@@ -182,7 +182,7 @@ def _facts(row: Row, name: str, better: str) -> Entry:
 
 
 def _ranks(entries: Sequence[Entry]) -> list[float]:
-    """1 for the largest mean, ties share theirs, what is no number comes last."""
+    """1 for the largest mean; ties share their mean rank, NaN comes last."""
     means = [e.mean if e.n and not math.isnan(e.mean) else -math.inf for e in entries]
     return [sum(m > mean for m in means) + (means.count(mean) + 1) / 2 for mean in means]
 
@@ -192,5 +192,5 @@ SECTION = Section(
     "also rows ranked by log evidence, with a figure",
     lambda request: evidence_grids(rankings(request.table)),
     lambda request, path: evidence_figure(rankings(request.table), path),
-    example=("--evidence", "also ranked by evidence, beside the test log-likelihood"),
+    example=("--evidence", "also ranked by evidence and by test log-likelihood"),
 )

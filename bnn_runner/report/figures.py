@@ -1,4 +1,4 @@
-"""Which figures a finished run gets, and the numbers that they need from the task and the evaluation."""
+"""The figures of a finished run, and the numbers they take from the task and the evaluation."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def run_figures(
     histories: Sequence[History],
     predict_on: PredictOn | None,
 ) -> list[Path]:
-    """Draw every figure that applies into `cell_folder`/figures; returns the files in the order of interest.
+    """Draw every figure that applies into `cell_folder`/figures; returns the files, the most interesting first.
 
     1-D regression: bands.png. Other regression: predictions.png. Classes: reliability.png, and with two
-    inputs decision.png; with shifted test points shift.png. Always, where there is something to show:
+    inputs decision.png; with shifted test points shift.png. Also, if there is something to show:
     training.png (`histories`: one list of rows for each trained network) and joint.png. `predict_on` None
     leaves the first kinds out.
     """
     title = " · ".join(cell_folder.parts[-4:-1]) + f" · seed {cell_folder.name.split('-')[0]}"
     figures = cell_folder / "figures"
     weights = log_weights(evaluation)
-    made = {}
+    drawn = {}
     if task.spec.kind == "regression":
         if task.spec.input_shape == (1,) and predict_on is not None:
-            made["bands"] = _bands(task, predict_on, weights, title)
+            drawn["bands"] = _bands(task, predict_on, weights, title)
         elif evaluation.test.targets is not None and len(evaluation.test.ids):
-            made["predictions"] = _predictions(evaluation.test, weights, title)
+            drawn["predictions"] = _predictions(evaluation.test, weights, title)
     else:
         if task.spec.input_shape == (2,) and predict_on is not None:
-            made["decision"] = _decision(task, predict_on, title)
-        made["reliability"] = _reliability(evaluation, title)
-    made["shift"] = shift_curves(scores, title)
-    made["joint"] = joint_curves(scores, title)
-    made["training"] = training_curves(histories, title)
-    return [style.save(figure, figures / f"{name}.png") for name, figure in made.items() if figure is not None]
+            drawn["decision"] = _decision(task, predict_on, title)
+        drawn["reliability"] = _reliability(evaluation, title)
+    drawn["shift"] = shift_curves(scores, title)
+    drawn["joint"] = joint_curves(scores, title)
+    drawn["training"] = training_curves(histories, title)
+    return [style.save(figure, figures / f"{name}.png") for name, figure in drawn.items() if figure is not None]
 
 
 def predictive_moments(split: SplitEvaluation, log_weight: Tensor) -> tuple[Array, Array | None, Array]:
@@ -110,7 +110,7 @@ def _bands(task: Task, predict_on: PredictOn, weights: Tensor, title: str) -> Fi
 def _decision(task: Task, predict_on: PredictOn, title: str) -> Figure:
     points, labels = _points(task, "train")
     low, high = points.min(0), points.max(0)
-    reach = 0.35 * np.maximum(high - low, 1e-12)  # beyond the data is where methods differ
+    reach = 0.35 * np.maximum(high - low, 1e-12)  # methods differ beyond the data
     x0, x1 = (np.linspace(low[d] - reach[d], high[d] + reach[d], GRID_2D) for d in (0, 1))
     grid = np.stack(np.meshgrid(x0, x1), axis=-1).reshape(-1, 2)
     found = predict_on(_network_inputs(task, grid))
@@ -182,7 +182,7 @@ def _points(task: Task, name: str) -> tuple[Array, Array]:
 
 
 def _network_inputs(task: Task, x: Array) -> Tensor:
-    """Original-unit inputs [M, D] as the network takes them, on the device and in the type of the data."""
+    """Network inputs from inputs [M, D] in original units, on the device and in the type of the data."""
     if task.input_mean is not None and task.input_scale is not None:
         x = (x - _array(task.input_mean)) / _array(task.input_scale)
     example, _ = task.train.gather(torch.zeros(1, dtype=torch.long, device=task.train.inputs.device))

@@ -1,4 +1,4 @@
-"""Fields of cells by name: what filters, axes and baselines of a report choose by."""
+"""Fields of cells by name, for the filters, axes and baselines of a report."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OWN = ("data", "model", "method", "seed", "kind")
 
 
 def field_text(cell: CellRecord, name: str) -> str | None:
-    """What a cell says of `data`, `seed`, a choice (`schedule`) or a setting (`schedule.epochs`); None: nothing.
+    """The value of `data`, `seed`, a choice (`schedule`) or a setting (`schedule.epochs`) in a cell; None if unknown.
 
-    A cell that stopped before it wrote its configuration knows only what its folder is called.
+    A cell that stopped before it wrote its configuration has only the values in the name of its folder.
     """
     if name in OWN:
         return str(getattr(cell, name)) or None
@@ -27,7 +27,7 @@ def field_text(cell: CellRecord, name: str) -> str | None:
 
 
 def group_text(group: Group, name: str) -> str:
-    """The same of a row: one text, or several with a slash where choices of one meaning have several names."""
+    """The same of a row: one text, or several joined by a slash if its cells differ."""
     cells = [c for c in (*group.done.values(), *group.others) if c.config] or list(group.others)
     found = sorted({text for c in cells if (text := field_text(c, name)) is not None})
     return "/".join(found) or ABSENT
@@ -56,7 +56,7 @@ def parse_filters(words: Sequence[str], option: str) -> list[Filter]:
         name, equals, values = word.partition("=")
         parts = tuple(v.strip() for v in _split(values) if v.strip())
         if not (name and equals and parts):
-            problems.append(f"{option} {word!r} is no filter. Write field=value, as in data=yacht or seed=0,1.")
+            problems.append(f"{option} {word!r} must be a filter field=value, as in data=yacht or seed=0,1.")
         found.append(Filter(name.strip(), parts))
     if problems:
         raise UserError(*problems)
@@ -64,23 +64,23 @@ def parse_filters(words: Sequence[str], option: str) -> list[Filter]:
 
 
 def select(cells: Sequence[CellRecord], filters: Sequence[Filter]) -> list[CellRecord]:
-    """The cells that pass every filter. Raises `UserError` for fields and values that no cell has."""
+    """The cells that match every filter. Raises `UserError` for fields and values that no cell has."""
     problems = []
-    chosen = list(cells)
+    selected = list(cells)
     for f in filters:
         texts = [field_text(c, f.name) for c in cells]
         have = {t for t in texts if t is not None}
         if not have:
-            problems.append(unknown("field", f.name, known_fields(cells), "A filter"))
+            problems.append(unknown("field", f.name, known_fields(cells), "The field of a filter"))
             continue
         normal = {_normal(t) for t in have}
-        problems += [unknown(f.name, v, have, f"{f.name}=") for v in f.values if _normal(v) not in normal]
-        chosen = [c for c in chosen if f.matches(field_text(c, f.name))]
+        problems += [unknown(f.name, v, have, f.name) for v in f.values if _normal(v) not in normal]
+        selected = [c for c in selected if f.matches(field_text(c, f.name))]
     if problems:
         raise UserError(*problems)
-    if not chosen:
-        raise UserError("No cell is left: each filter matches some, together they match none. Drop one of the filters.")
-    return chosen
+    if not selected:
+        raise UserError("The filters match no cell together, though each matches some. Remove one of them.")
+    return selected
 
 
 def _normal(text: str) -> str:
@@ -93,7 +93,7 @@ def _normal(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside brackets."""
+    """Split at commas outside brackets."""
     parts, depth = [""], 0
     for c in text:
         depth += (c in "[{(") - (c in "]})")

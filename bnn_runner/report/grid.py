@@ -1,4 +1,4 @@
-"""A table as it is written: words on the left, entries on the right; in CSV, Markdown, LaTeX and HTML."""
+"""A table for output: words on the left, entries on the right; in CSV, Markdown, LaTeX and HTML."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Line:
-    """One line: a text for each column of words, an entry (or none) for each other column; `n` is the line's own."""
+    """One line: texts for the columns of words, entries (or None) for the others, and its number of seeds `n`."""
 
     words: tuple[str, ...]
     entries: tuple[Entry | None, ...]
@@ -36,9 +36,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Grid:
-    """`words` heads of the columns of words, the first `left` of them set to the left; `heads` of the entries.
+    """A table: `words` are the heads of the columns of words (the first `left` left-aligned), `heads` of entries.
 
-    `note` stands under the grid; `summary` says whether entries are told by mean or by median.
+    `note` is printed below the table; `summary` selects mean or median for the entries.
     """
 
     title: str
@@ -77,7 +77,7 @@ def markdown(grid: Grid, titled: bool) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Text that LaTeX sets as it stands here; newlines become spaces."""
+    """Text with LaTeX's special characters escaped; newlines become spaces."""
     return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
 
 
@@ -99,12 +99,12 @@ def latex(grid: Grid) -> str:
 
 def _latex_entry(text: str, is_number: bool) -> str:
     escaped = escape_latex(text)
-    # A hyphen before a digit is a minus sign in a number, and must not be set as a hyphen.
+    # A hyphen before a digit is a minus sign, which LaTeX must set in math mode.
     return "$-$" + escaped[1:] if is_number and text.startswith("-") else escaped
 
 
 def html_table(grid: Grid) -> str:
-    """A `<table>` whose cells carry what they sort by: the number behind an entry, not its text."""
+    """A `<table>` whose cells sort by the number behind an entry, not by its text."""
     out = ["<table>", f"<caption>{html.escape(grid.title)}</caption>", "<thead><tr>"]
     for j, text in enumerate(grid.head):
         side = "" if j < grid.left else ' class="r"'
@@ -132,7 +132,7 @@ def _sorted_by(entry: Entry, summary: Summary) -> str:
 
 
 def to_csv(grids: Sequence[Grid]) -> str:
-    """Long form, raw numbers: one line an entry, with the table it stands in and the words of its line."""
+    """Long form with raw numbers: one line per entry, with its table and the words of its line."""
     words = list(dict.fromkeys(w for grid in grids for w in grid.words if w != "n"))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -140,12 +140,12 @@ def to_csv(grids: Sequence[Grid]) -> str:
     writer.writerow(["table", *words, "column", *numbers])
     for grid in grids:
         for line in grid.lines:
-            told = dict(zip(grid.words, line.words, strict=True))
+            named = dict(zip(grid.words, line.words, strict=True))
             for head, e in zip(grid.heads, line.entries, strict=True):
                 if e is None:
                     continue
                 values = (e.mean, e.standard_error, *e.quartiles)
                 counts = (e.n, e.nonfinite, e.not_applicable, int(not e.marked))
                 texts = ["" if math.isnan(v) else repr(v) for v in values]
-                writer.writerow([grid.title, *(told.get(w, "") for w in words), head, *texts, *counts])
+                writer.writerow([grid.title, *(named.get(w, "") for w in words), head, *texts, *counts])
     return out.getvalue()

@@ -1,7 +1,7 @@
-"""Which cells belong to one row: only those that differ in nothing but the seed and in what changes no number.
+"""Which cells belong to one row: those that differ only in the seed and in settings that change no number.
 
-Every other field of the configuration, the results version, and whether a run was shortened, keeps rows apart;
-where such a field is what tells two shown rows apart, it becomes a column.
+Every other field of the configuration, the results version, and whether a run was shortened, separates rows; a field
+that distinguishes rows becomes a column.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _NUMBER = re.compile(r"((?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|\d+)", re.IGNORE
 
 @cache
 def is_neutral(field: str) -> bool:
-    """Whether a dotted configuration field may differ within a row: the seed, and what is no part of a cell's id.
+    """Whether a dotted configuration field may differ within a row: the seed, and fields outside a cell's id.
 
-    `metric` is none: metrics only read saved evaluations.
+    `metric` is one of these: metrics only read saved evaluations.
     """
     return field == "seed" or list_of(field) == "never"
 
 
 def value_text(value: Any) -> str:
-    """One text per value: 1 and 1.0 are the same setting, lists and null have one form."""
+    """One text per value: 1 and 1.0 give the same text, and lists and null have one form."""
     if value is None:
         return "null"
     if isinstance(value, bool | str):
@@ -49,7 +49,7 @@ def _number_text(value: float) -> str:
 
 
 def by_size(text: str) -> tuple[tuple[int, float, str], ...]:
-    """Orders settings as people count: numbers by size, in words and lists too ([20] before [100]), then words."""
+    """Natural order of settings: numbers by size, also within words and lists ([20] before [100]), then words."""
     pieces = (piece for piece in _NUMBER.split(text.replace("]", "")) if piece)
     return tuple((0, float(p), "") if _NUMBER.fullmatch(p) else (1, 0.0, p) for p in pieces)
 
@@ -71,7 +71,7 @@ class GroupKey:
 
     @property
     def data_key(self) -> tuple[object, ...]:
-        """Rows with the same one were scored on the same points, by the same code: these may be compared."""
+        """Rows with the same key were scored on the same points by the same code, and may be compared."""
         return (self.data, self.results_version, tuple(s for s in self.settings if s[0].startswith("data.")))
 
 
@@ -83,7 +83,7 @@ def key_of(cell: CellRecord) -> GroupKey:
 
 @dataclass(frozen=True)
 class Group:
-    """The cells of one row; `done` by seed, the others beside them."""
+    """The cells of one row: the finished ones by seed, and the others."""
 
     key: GroupKey
     done: Mapping[int, CellRecord]
@@ -91,10 +91,10 @@ class Group:
 
 
 def group_cells(cells: Sequence[CellRecord]) -> tuple[list[Group], list[CellRecord]]:
-    """Rows in order of data, model, method; and the cells that no row can be told for.
+    """Rows in the order of data, model and method; and the cells without a row.
 
-    A cell that stopped before it wrote its configuration joins the one row of its data, model and
-    method where there is exactly one. Raises `UserError` for two finished cells of one row and seed.
+    A cell that stopped before it wrote its configuration joins the row of its data, model and method if there is just
+    one. Raises `UserError` for two finished cells of one row and seed.
     """
     done: dict[GroupKey, dict[int, list[CellRecord]]] = defaultdict(lambda: defaultdict(list))
     others: dict[GroupKey, list[CellRecord]] = defaultdict(list)
@@ -138,8 +138,8 @@ def _refuse_duplicates(done: Mapping[GroupKey, Mapping[int, Sequence[CellRecord]
             if len(found) > 1:
                 paths = " and ".join(str(c.path) for c in found)
                 problems.append(
-                    f"Seed {seed} is there twice with the same configuration: {paths}. A mean would count it twice. "
-                    "Delete or move one of these folders, or write one of the two sweeps under another output_dir."
+                    f"Each seed of a configuration must have one cell; got {paths} for seed {seed}. Delete or move one "
+                    "of these folders, or run one of the two sweeps with another output_dir."
                 )
     if problems:
         raise UserError(*problems)
@@ -148,7 +148,7 @@ def _refuse_duplicates(done: Mapping[GroupKey, Mapping[int, Sequence[CellRecord]
 def _unshortened_first(
     done: Mapping[GroupKey, Mapping[int, Sequence[CellRecord]]], others: dict[GroupKey, list[CellRecord]]
 ) -> None:
-    """A failed or cut run does not know yet whether it would be shortened: it joins the row that has finished cells."""
+    """A failed or cut run may or may not have been shortened: it joins the row with finished cells."""
     for key in list(others):
         if key in done:
             continue
@@ -157,31 +157,31 @@ def _unshortened_first(
             others[twin] = others.get(twin, []) + others.pop(key)
 
 
-def telling_fields(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Extra columns: name -> one text per group, for everything that tells rows of one data, model (and method) apart.
+def distinguishing_fields(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Extra columns: name -> one text per group, for every field that distinguishes rows of one data set and model.
 
-    A group's choice (`schedule`) stands for all the fields it sets; a field is a column of its own only
-    where it differs under one choice.
+    A group's choice (`schedule`) represents all of its fields; a field is a column of its own only if it differs under
+    one choice.
     """
     columns: dict[str, list[str]] = {}
     choices = [_choices(g) for g in groups]
     for name in sorted({c for found in choices for c in found}):
         texts = [found.get(name, ABSENT) for found in choices]
-        told = [i for i, found in enumerate(choices) if name in found]
-        if _differs([(groups[i].key.data, groups[i].key.model) for i in told], [texts[i] for i in told]):
+        known_by = [i for i, found in enumerate(choices) if name in found]
+        if _differs([(groups[i].key.data, groups[i].key.model) for i in known_by], [texts[i] for i in known_by]):
             columns[name] = texts
     fields = sorted({f for g in groups for f, _ in g.key.settings})
     values = [g.key.values for g in groups]
     for name in fields:
         part = name.split(".", 1)[0]
-        known = [bool(v) for v in values]  # a row of failures alone may not know its configuration
+        known = [bool(v) for v in values]  # a row of failures may have no configuration
         texts = [v.get(name, ABSENT) for v in values]
         within: list[tuple[object, ...]] = [
             (g.key.data, g.key.model) + ((g.key.method,) if part == "method" else ()) for g in groups
         ]
         if part in columns:
             within = [(*w, columns[part][i]) for i, w in enumerate(within)]
-        # A field that a method does not have (a rule it does not use) tells no methods apart, only cells of one method.
+        # A field that a method lacks (a rule it does not use) distinguishes cells of one method, but not methods.
         having = [i for i, v in enumerate(values) if name in v]
         kept = [i for i, k in enumerate(known) if k]
         same_method = [(*within[i], g.key.method) for i, g in enumerate(groups)]
@@ -195,7 +195,7 @@ def telling_fields(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 
 def _choices(group: Group) -> dict[str, str]:
-    """Group -> choice, without data, model and method, which are columns already."""
+    """Group -> choice, without data, model and method, which already are columns."""
     agreed: dict[str, set[str]] = defaultdict(set)
     for cell in (*group.done.values(), *(c for c in group.others if c.config)):
         for name, choice in cell.choices.items():

@@ -1,4 +1,4 @@
-"""How numbers are written in tables: rounded to what their spread bears, with what they are made of."""
+"""Numbers in tables: rounded to two digits of their error, with the number of seeds where it differs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Summary = Literal["mean", "median"]
 
 
 def number(mean: float, error: float = math.nan) -> str:
-    """`-0.532 ± 0.012`: two digits of the standard error, the mean to the same place; four digits without one."""
+    """`-0.532 ± 0.012`: two digits of the standard error, and the mean to the same place; four digits without one."""
     if not math.isfinite(mean):
         return "NaN" if math.isnan(mean) else f"{mean}"
     if not math.isfinite(error):
@@ -26,7 +26,7 @@ def number(mean: float, error: float = math.nan) -> str:
 
 
 def quartiles_text(lower: float, median: float, upper: float) -> str:
-    """`-0.532 [-0.551, -0.498]`: median and quartiles, two digits of half their distance."""
+    """`-0.532 [-0.551, -0.498]`: median and quartiles, with two digits of half their distance."""
     half = (upper - lower) / 2
     if half <= 1e-12 * abs(median) or max(abs(lower), abs(upper)) >= 1e6 or half < 1e-6:
         return f"{median:.4g} [{lower:.4g}, {upper:.4g}]"
@@ -42,7 +42,7 @@ def _plain(value: float, digits: int) -> str:
 
 
 def entry_text(entry: Entry | None, row_n: int, summary: Summary = "mean") -> str:
-    """What a table cell says; n only where it is not the row's."""
+    """The text of an entry; n only if it is not that of the row."""
     if entry is None:
         return ABSENT
     seeds = entry.n + entry.not_applicable

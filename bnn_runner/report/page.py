@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: tables that sort by a click, pictures inside the file."""
+"""A report as one self-contained HTML page: tables that sort by a click, with pictures inside the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from bnn_runner.report.grid import html_table
 from bnn_runner.report.render import Report
 
-_MOST_BYTES = 10_000_000  # of figures of single runs
+_MOST_BYTES = 10_000_000  # for the figures of single runs
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; color: #1c1c1c; }
@@ -28,7 +28,7 @@ pre { background: #f7f7f7; padding: .7rem; overflow-x: auto; }
 footer { color: #666; font-size: .9em; margin-top: 2rem; }
 """
 
-# Empty numbers go last in both directions; equal ones keep their order.
+# Empty numbers come last in both directions; equal ones keep their order.
 _SCRIPT = """
 for (const th of document.querySelectorAll('th')) {
   const sort = () => {
@@ -63,10 +63,15 @@ def to_html(
     commands: Sequence[str] = (),
     runs: Mapping[str, Sequence[Path]] | None = None,
 ) -> str:
-    """The page; it asks for no other file and no network (its own policy forbids both).
+    """The page, which loads no other file and no network resource (its own policy forbids both).
 
-    `pictures` are of the whole table, `runs` those of single runs by the row's name: folded, and of the
-    first rows where all would make a file too large to open.
+    Args:
+        report: tables and notes.
+        title: of the page.
+        pictures: of the whole table.
+        commands: for missing results.
+        runs: pictures of single runs by the name of the row; folded, and only of the first rows if the file would
+            become too large to open.
     """
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     out = ["<!doctype html>", '<html lang="en"><head><meta charset="utf-8">']
@@ -78,7 +83,7 @@ def to_html(
         out += ["<ul>", *(f"<li>{html.escape(note)}</li>" for note in report.notes), "</ul>"]
     if commands:
         out += [
-            "<h2>What is missing, and the commands for it</h2>",
+            "<h2>Missing results, and the commands for them</h2>",
             "<pre>",
             html.escape("\n".join(commands)),
             "</pre>",
@@ -99,7 +104,7 @@ def _folded(runs: Mapping[str, Sequence[Path]]) -> list[str]:
             continue
         out.append(f"<details><summary>{html.escape(name)}</summary>{''.join(map(_image, files))}</details>")
     if left_out:
-        out.append(f"<p>Figures of {left_out} more rows lie in the folders of their runs.</p>")
+        out.append(f"<p>Figures of {left_out} more rows are in the folders of their runs.</p>")
     return ["<h2>Figures of one run of each row</h2>", *out] if out else []
 
 

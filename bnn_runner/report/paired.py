@@ -1,4 +1,4 @@
-"""Differences from a baseline, seed by seed: what both share (split, initial weights) cancels."""
+"""Paired differences from a baseline, seed by seed: what both share (split, initial weights) cancels."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from bnn_runner.report.tables import Entry, Row, Table, aggregate
 def paired_differences(table: Table, baseline: Sequence[Filter], summary: Summary) -> Grid:
     """Each row minus the baseline of its data set and model: d_s = x_s − b_s over the seeds that both have.
 
-    Mean d ± s_d/√n, n the shared seeds. The baseline is the row that the filters choose; where several
-    remain, the one that shares most settings with the row. Raises `UserError` where none is chosen.
+    Mean d ± s_d/√n over the n shared seeds. The baseline is the row that matches the filters; of several, the one that
+    shares most settings with the row. Raises `UserError` if there is none.
     """
-    chosen = [row for row in table.rows if row.n and all(f.matches(group_text(row.group, f.name)) for f in baseline)]
+    candidates = [
+        row for row in table.rows if row.n and all(f.matches(group_text(row.group, f.name)) for f in baseline)
+    ]
     words = " ".join(f"{f.name}={','.join(f.values)}" for f in baseline)
-    if not chosen:
-        raise UserError(
-            f"No finished row is the baseline {words}. A difference needs one. Name another with --baseline, as in "
-            "--baseline method=map."
-        )
+    if not candidates:
+        raise UserError(f"--baseline must match a finished row; got {words}. Use another, as in --baseline method=map.")
     lines, alone = [], []
     free = {f.name for f in baseline}
     for row in table.rows:
-        if row in chosen or not row.n:
+        if row in candidates or not row.n:
             continue
-        rival = _baseline_of(row, chosen, free)
+        rival = _baseline_of(row, candidates, free)
         if rival is None:
             alone.append(row.name)
             continue
@@ -42,22 +41,22 @@ def paired_differences(table: Table, baseline: Sequence[Filter], summary: Summar
         entries = tuple(_difference(row, rival, column, shared) for column in table.columns)
         separated = frozenset(j for j, e in enumerate(entries) if e is not None and _is_separated(e))
         key = row.group.key
-        told = [key.data, key.model, key.method, *(row.extra[e] for e in table.extra), str(len(shared))]
-        lines.append(Line(tuple(told), entries, len(shared), separated if summary == "mean" else frozenset()))
+        texts = [key.data, key.model, key.method, *(row.extra[e] for e in table.extra), str(len(shared))]
+        lines.append(Line(tuple(texts), entries, len(shared), separated if summary == "mean" else frozenset()))
     if not lines:
         raise UserError(
-            f"No row has the baseline {words} beside it: same data, same code, same model. Run the baseline there, or "
-            "name another with --baseline."
+            f"The baseline {words} must have the data, results version and model of another row. Run it there, or use "
+            "another --baseline."
         )
     names = ("data", "model", "method", *table.extra)
     heads = tuple(f"Δ {header(c, table)}" for c in table.columns)
-    note = f"Differences from {words}, seed by seed; bold: more than 2 standard errors from 0 (n of 2 or more)."
+    note = f"Differences from {words}, seed by seed; bold: more than 2 standard errors from 0 (n at least 2)."
     note += f" Without a baseline: {', '.join(alone)}." if alone else ""
     return Grid(f"differences from {words}", (*names, "n"), len(names), heads, tuple(lines), note, summary)
 
 
-def _baseline_of(row: Row, chosen: Sequence[Row], free: set[str]) -> Row | None:
-    there = [b for b in chosen if b.group.key.data_key == row.group.key.data_key]
+def _baseline_of(row: Row, candidates: Sequence[Row], free: set[str]) -> Row | None:
+    there = [b for b in candidates if b.group.key.data_key == row.group.key.data_key]
     if "model" not in free:
         there = [b for b in there if b.group.key.model == row.group.key.model]
     if not there:
@@ -66,8 +65,9 @@ def _baseline_of(row: Row, chosen: Sequence[Row], free: set[str]) -> Row | None:
     nearest = [b for b, d in zip(there, distance, strict=True) if d == min(distance)]
     if len(nearest) > 1:
         raise UserError(
-            f"Two rows are as near a baseline for {row.name}: {nearest[0].name} and {nearest[1].name} (they differ in "
-            f"{', '.join(differing(nearest[0].group, nearest[1].group))}). Add a filter to --baseline."
+            f"The baseline of {row.name} must be a single row; got {nearest[0].name} and {nearest[1].name}, which "
+            "differ "
+            f"in {', '.join(differing(nearest[0].group, nearest[1].group))}. Add a filter to --baseline."
         )
     return nearest[0]
 
@@ -90,7 +90,7 @@ def _is_separated(entry: Entry) -> bool:
 
 
 def without_extra(grid: Grid) -> Grid:
-    """The grid less the columns of words in which all lines agree."""
+    """The grid without the columns of words in which all lines agree."""
     kept = [j for j in range(len(grid.words)) if j < 3 or j >= grid.left or len({x.words[j] for x in grid.lines}) > 1]
     lines = tuple(replace(line, words=tuple(line.words[j] for j in kept)) for line in grid.lines)
     left = sum(j < grid.left for j in kept)

@@ -1,4 +1,4 @@
-"""Figures of a large sweep drawn at once, each by a process of its own."""
+"""Figures of a large sweep, drawn in parallel by processes of their own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ Drawing = Callable[[], Path | None]
 _DRAWN, _NOTHING_TO_DRAW, _FAILED = 0, 3, 1
 
 
-def side_by_side(drawings: Sequence[Drawing]) -> list[bool]:
-    """Whether each wrote its file; all but the last run in forked copies of this process, where that is safe (Linux).
+def draw_in_parallel(drawings: Sequence[Drawing]) -> list[bool]:
+    """Draw every figure; returns whether each wrote its file.
 
-    What a copy could not do is done again here, so that its error is raised here.
+    All but the last run in forked copies of this process, where that is safe (Linux). A drawing that failed in a copy
+    is repeated here, so that its error is raised here.
     """
     *others, last = drawings
     if sys.platform != "linux" or (os.cpu_count() or 1) < 2:

@@ -1,4 +1,4 @@
-"""What the predictive looks like over input space: bands in one dimension, decision maps in two."""
+"""The predictive over input space: bands in one dimension, decision maps in two."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.floating]
 
-NUM_DRAWN = 6  # sample functions shown among the bands: enough to see how they move together
-_MAX_POINTS = 1500  # scatter points beyond this only make a blot
+NUM_DRAWN = 6  # sample functions drawn over the bands: enough to see how they vary
+_MAX_POINTS = 1500  # more scatter points would only make a blot
 
 
 def bands_1d(
@@ -32,20 +32,20 @@ def bands_1d(
     noise_sd: Array | None = None,
     true_noise_sd: Array | None = None,
 ) -> Figure:
-    """1-D regression in original units; below it the two parts of the uncertainty, where the noise varies.
+    """1-D regression in original units; below it the two parts of the uncertainty if the noise varies.
 
     Args:
         x: grid [M], ascending.
         mean: predictive mean [M].
-        epistemic_sd: standard deviation [M] of the mean over draws; None where it is not known.
+        epistemic_sd: standard deviation [M] of the mean over draws; None if unknown.
         total_sd: standard deviation [M] of a new observation.
         train: inputs and targets, [N] each.
         test: likewise, or None.
-        truth: noise-free function on the grid [M], where the data are made.
+        truth: noise-free function on the grid [M], if it is known.
         draws: mean functions of single draws [S, M]; the first few are shown.
         title: data, model, method.
-        noise_sd: standard deviation [M] of the noise (aleatoric), where it depends on the input.
-        true_noise_sd: that of the data [M], where they are made so.
+        noise_sd: standard deviation [M] of the noise (aleatoric), if it depends on the input.
+        true_noise_sd: that of generated data [M].
     """
     if noise_sd is None:
         figure, (ax,) = style.new_figure(width=7.2, height=4.2)
@@ -70,7 +70,7 @@ def bands_1d(
     ax.scatter(
         *_thinned(*train), s=16, color=style.VERMILION, edgecolor="white", lw=0.4, zorder=5, label="training points"
     )
-    # The data and the mean decide the view: one wild draw must not flatten everything else.
+    # The data and the mean set the limits, so that one extreme draw does not flatten the rest.
     seen = np.concatenate([train[1], mean - 2 * total_sd, mean + 2 * total_sd, *([] if truth is None else [truth])])
     seen = seen[np.isfinite(seen)]
     middle = np.median(train[1])
@@ -87,7 +87,7 @@ def bands_1d(
 def _parts_of_uncertainty(
     ax: Axes, x: Array, noise_sd: Array, epistemic_sd: Array | None, true_noise_sd: Array | None
 ) -> None:
-    """Aleatoric and epistemic standard deviation over the input, in original units."""
+    """Aleatoric and epistemic standard deviation against the input, in original units."""
     ax.plot(x, noise_sd, color=style.ORANGE, lw=1.8, label="aleatoric (noise)")
     if epistemic_sd is not None:
         ax.plot(x, epistemic_sd, color=style.BLUE, lw=1.8, label="epistemic (function)")
@@ -119,8 +119,8 @@ def decision_map_2d(
         x0: grid along the first input [A].
         x1: grid along the second input [B].
         probs: predictive probabilities [B, A, K].
-        mutual_information: [B, A] in nats; None where the predictive does not split its entropy.
-        entropy: of the mean probabilities [B, A] in nats, shown where there is no mutual information.
+        mutual_information: [B, A] in nats; None if the predictive does not separate it.
+        entropy: of the mean probabilities [B, A] in nats, shown if there is no mutual information.
         points: training inputs [N, 2].
         labels: training classes [N].
         class_names: names, or empty.
@@ -141,18 +141,16 @@ def decision_map_2d(
     else:
         tones = tuple(style.colour(k) for k in range(classes))
         palette = np.array([to_rgb(tone) for tone in tones])
-        # Mixed colours where the classes are mixed, white towards total doubt.
+        # Colours are mixed by the probabilities, and fade to white with uncertainty.
         left.imshow(1 - (1 - probs @ palette) * 0.55, extent=extent, origin="lower", aspect="auto")
     shade, label = (
         (entropy, "predictive entropy") if mutual_information is None else (mutual_information, "mutual information")
     )
-    reach = max(float(np.nanmax(shade)), 0.01)  # of one network's function no doubt, and rounding is not shown as such
+    reach = max(float(np.nanmax(shade)), 0.01)  # do not show rounding as uncertainty
     image = right.imshow(shade, extent=extent, origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=reach)
     figure.colorbar(image, ax=right, shrink=0.85).set_label(f"{label} [nats]", fontsize=9)
     style.panel_title(left, "class probabilities")
-    style.panel_title(
-        right, "doubt about the function (epistemic)" if mutual_information is not None else "total doubt"
-    )
+    style.panel_title(right, "epistemic uncertainty" if mutual_information is not None else "total uncertainty")
     for ax in (left, right):
         ax.grid(False)
         for k in range(classes):

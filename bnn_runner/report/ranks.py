@@ -1,4 +1,4 @@
-"""Mean rank of each method over data sets: who is best on the whole, whatever the units."""
+"""Mean rank of each method over data sets: an overall comparison that is free of units."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Name = tuple[str, ...]
 
 
 def mean_ranks(table: Table) -> Grid:
-    """1 is the best of a data set and model by its mean over seeds, ties share their mean rank; mean ± se over them.
+    """Rank 1 is the best of a data set and model by its mean over seeds; ties share their mean rank.
 
-    A data set counts for a column where every method has a number there, so that all are ranked among
-    the same rivals. Raises `UserError` where no column has two methods on one data set.
+    Entries are means ± standard errors over data sets. A data set counts for a column if every method has a number
+    there, so that all are ranked among the same methods. Raises `UserError` if no column has two methods on one data
+    set.
     """
     blocks: dict[tuple[object, ...], dict[Name, Row]] = {}
     for row in table.rows:
@@ -31,15 +32,16 @@ def mean_ranks(table: Table) -> Grid:
     columns = [c for c in columns if any(found[c].values())]
     if len(names) < 2 or not columns:
         raise UserError(
-            "--ranks needs two methods or more that all have a number on a data set. Run the missing cells, or choose "
+            "--ranks requires at least two methods with a number on the same data set. Run the missing cells, or "
+            "select "
             "methods that were run on the same data with method=a,b."
         )
     lines = []
     for name in names:
         entries = tuple(_entry(found[c][name], c) for c in columns)
         lines.append(Line(name, entries, max(e.n for e in entries)))
-    told = "; ".join(f"{c.label}: {len(found[c][names[0]])} of {len(blocks)}" for c in columns)
-    note = f"Rank 1 is best; mean ± standard error over data sets. Data sets with a number of every method: {told}."
+    counts = "; ".join(f"{c.label}: {len(found[c][names[0]])} of {len(blocks)}" for c in columns)
+    note = f"Rank 1 is best; mean ± standard error over data sets. Data sets on which every method has run: {counts}."
     heads = tuple(f"rank of {c.label} ↓" for c in columns)
     return Grid("mean ranks", ("method", *table.extra), 1 + len(table.extra), heads, tuple(lines), note)
 

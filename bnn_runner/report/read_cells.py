@@ -1,6 +1,6 @@
-"""Read every cell under `<output_dir>/runs` as it lies there: finished, failed, cut, unfinished or damaged.
+"""Reads every cell under `<output_dir>/runs`, whatever its state: finished, failed, cut, unfinished or damaged.
 
-A cell that cannot be read never stops the report; it is kept with the reason, so that it can be listed.
+A cell that could not be read never stops the report; it is kept with the reason, so that it can be listed.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class ScoreRow(NamedTuple):
 
     @property
     def column(self) -> Column:
-        """The table column that this score belongs to."""
+        """The table column of this score."""
         return _column(self.metric, self.split, self.tau, self.kappa)
 
 
 @cache
 def _column(metric: str, split: str, tau: int | None, kappa: int | None) -> Column:
-    """One object for each kind of score: a sweep's report looks at hundreds of thousands."""
+    """One object per kind of score: the report of a sweep reads hundreds of thousands."""
     return Column(metric, split, tau, kappa)
 
 
@@ -81,12 +81,12 @@ class CellRecord:
 
     @property
     def name(self) -> str:
-        """data/model/method/seed-hash, as the folder is called."""
+        """data/model/method/seed-hash, the path of the folder."""
         return "/".join(self.path.parts[-4:])
 
     @cached_property
     def main_scores(self) -> dict[Column, ScoreRow]:
-        """For each column the score that used the most draws (the others show how it converges)."""
+        """For each column the score with the most draws (the others show its convergence)."""
         found: dict[Column, ScoreRow] = {}
         for score in self.scores:
             kept = found.get(score.column)
@@ -96,9 +96,9 @@ class CellRecord:
 
 
 def find_cells(output_dir: Path) -> list[CellRecord]:
-    """Every cell under `output_dir`/runs, in the order of their paths; empty where there is none."""
+    """Every cell under `output_dir`/runs, in the order of their paths; empty if there are none."""
     folders = sorted(p for p in (output_dir / "runs").glob("*/*/*/*") if p.is_dir() and not p.name.startswith("."))
-    # A folder that neither is called like a cell nor holds one is somebody's own and not our business.
+    # A folder without the name or the files of a cell is not ours.
     return [read_cell(p) for p in folders if _FOLDER_NAME.fullmatch(p.name) or (p / "cell.json").exists()]
 
 
@@ -107,20 +107,20 @@ def read_cell(folder: Path) -> CellRecord:
     data, model, method = folder.parts[-4:-1]
     match = _FOLDER_NAME.fullmatch(folder.name)
     if match is None:
-        return CellRecord(folder, "damaged", data, model, method, -1, reason="its folder is not called <seed>-<hash>")
+        return CellRecord(folder, "damaged", data, model, method, -1, reason="its folder must be called <seed>-<hash>")
     seed = int(match[1])
     status, reason = _status(folder)
     problems: list[str] = []
     facts = _read_facts(folder, status, problems)
     for key, expected in (("data", data), ("model", model), ("method", method), ("seed", seed)):
         if key in facts and facts[key] != expected:
-            problems.append(f"the folder says {key} {expected}, cell.json says {facts[key]} (was it copied?)")
+            problems.append(f"{key} is {expected} in the path and {facts[key]} in cell.json (was the folder copied?)")
     scores: tuple[ScoreRow, ...] = ()
     if status == "done" and not problems:
         try:
             scores = read_scores(folder / "metrics.csv")
         except (OSError, ValueError, csv.Error) as error:
-            problems.append(f"metrics.csv cannot be read ({_first_line(str(error)) or type(error).__name__})")
+            problems.append(f"could not read metrics.csv: {_first_line(str(error)) or type(error).__name__}")
     if problems:
         status, reason = "damaged", "; ".join(problems)
     return CellRecord(
@@ -144,7 +144,7 @@ def read_cell(folder: Path) -> CellRecord:
 
 
 def read_scores(path: Path) -> tuple[ScoreRow, ...]:
-    """The rows of a metrics.csv. Raises OSError, csv.Error or ValueError where it is not one."""
+    """The rows of a metrics.csv. Raises OSError, csv.Error or ValueError if it is not one."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file, strict=True, skipinitialspace=True)
         names = next(reader, [])
@@ -155,13 +155,13 @@ def read_scores(path: Path) -> tuple[ScoreRow, ...]:
         rows = []
         for record in reader:
             if len(record) != len(names):
-                raise ValueError(f"line {reader.line_num} is not whole")
+                raise ValueError(f"line {reader.line_num} is incomplete")
             rows.append(_score(fields([*record, ""]), reader.line_num))
     return _without_repeats(rows)
 
 
 def _status(folder: Path) -> tuple[Status, str]:
-    """Status and reason; of several status files the newest counts (a failed cell that was run again)."""
+    """Status and reason; the newest of several status files counts (a failed cell that was run again)."""
     found: tuple[float, Status, str] | None = None
     for name, status in _STATUS_FILES:
         try:
@@ -184,12 +184,12 @@ def _read_facts(folder: Path, status: Status, problems: list[str]) -> dict[str, 
             raise ValueError("not a JSON object")
     except FileNotFoundError:
         if status == "done":
-            problems.append("cell.json is not there")
+            problems.append("cell.json is missing")
         return {}
     except (OSError, ValueError) as error:
-        # A run that was killed while it wrote is no damage beyond its not being finished.
+        # A run that was killed while writing is unfinished, not damaged.
         if status == "done":
-            problems.append(f"cell.json cannot be read ({_first_line(str(error))})")
+            problems.append(f"could not read cell.json: {_first_line(str(error))}")
         return {}
     if status == "done":
         absent = [key for key in ("config", "results_version", "kind") if key not in facts]
@@ -208,7 +208,7 @@ def _first_line(text: str) -> str:
 
 
 def _score(texts: Sequence[str], line: int) -> ScoreRow:
-    """A row from the texts of its fields, in their order; those that are absent are empty."""
+    """A row from the texts of its fields, in their order; missing ones are empty."""
     metric, value, error, n, split, tau, kappa, draws, better, unit, status, note = texts
     try:
         return ScoreRow(
@@ -243,12 +243,12 @@ def _count(text: str) -> int | None:
 
 
 def _without_repeats(rows: Sequence[ScoreRow]) -> tuple[ScoreRow, ...]:
-    """Same score twice with the same number of draws: refused unless they agree (two metrics may share a number)."""
+    """Drops a score that appears twice with the same number of draws; raises ValueError if the values differ."""
     seen: dict[tuple[Column, int | None], ScoreRow] = {}
     for row in rows:
         key = (row.column, row.draws)
         first = seen.setdefault(key, row)
         same = first.value == row.value or (math.isnan(first.value) and math.isnan(row.value))
         if first is not row and not same:
-            raise ValueError(f"{row.column.label} is there twice with different values")
+            raise ValueError(f"{row.column.label} appears twice with different values")
     return tuple(seen.values())

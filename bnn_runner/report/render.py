@@ -21,7 +21,7 @@ LEGENDS: dict[Summary, str] = {
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a report says but its pictures."""
+    """The content of a report, without its pictures."""
 
     grids: tuple[Grid, ...]
     legend: str
@@ -30,7 +30,7 @@ class Report:
 
 
 def report_of(table: Table, summary: Summary = "mean") -> Report:
-    """The table, one grid for each kind of task: a regression table has no use for accuracy's column."""
+    """The table, one grid per kind of task, since their columns differ."""
     kinds = list(dict.fromkeys(row.kind for row in table.rows))
     grids = []
     for kind in kinds:
@@ -39,12 +39,12 @@ def report_of(table: Table, summary: Summary = "mean") -> Report:
         grids.append(_grid(table, kind or "not finished", places, columns, summary))
     legend = LEGENDS[summary]
     if any(line.best for grid in grids for line in grid.lines):
-        legend += " Bold: the best of its data set by more than 2 standard errors of the difference."
+        legend += " Bold: best of its data set by more than 2 standard errors of the difference."
     return Report(tuple(grids), legend, tuple(table.notes), table.provenance)
 
 
 def header(column: Column, table: Table) -> str:
-    """Label, unit, and which way is better."""
+    """Label, unit and direction of a column."""
     entries = [row.entries[column] for row in table.rows if column in row.entries]
     units = {e.unit for e in entries if e.unit}
     arrow = {"higher": " ↑", "lower": " ↓"}.get(next((e.better for e in entries if e.better), ""), "")
@@ -54,7 +54,7 @@ def header(column: Column, table: Table) -> str:
 
 def _grid(table: Table, kind: str, places: Sequence[int], columns: Sequence[Column], summary: Summary) -> Grid:
     extra = [e for e in table.extra if len({table.rows[i].extra[e] for i in places}) > 1]
-    gone = any(table.rows[i].missing for i in places)
+    incomplete = any(table.rows[i].missing for i in places)
     best = {i: set[int]() for i in places}
     if summary == "mean":
         for j, column in enumerate(columns):
@@ -67,13 +67,13 @@ def _grid(table: Table, kind: str, places: Sequence[int], columns: Sequence[Colu
         key = row.group.key
         method = key.method + (SHORTENED if key.shortened else "")
         words = [key.data, key.model, method, *(row.extra[e] for e in extra), str(row.n)]
-        if gone:
+        if incomplete:
             words.append(_missing_text(row))
         entries = tuple(row.entries.get(c) for c in columns)
         lines.append(Line(tuple(words), entries, row.n, frozenset(best[i])))
     words = ["data", "model", "method", *extra]
     heads = tuple(header(c, table) for c in columns)
-    return Grid(kind, (*words, "n", *(["missing"] if gone else [])), len(words), heads, tuple(lines), "", summary)
+    return Grid(kind, (*words, "n", *(["missing"] if incomplete else [])), len(words), heads, tuple(lines), "", summary)
 
 
 def _missing_text(row: Row) -> str:
@@ -84,7 +84,7 @@ def _missing_text(row: Row) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """One line a row: what it is, then for every column mean, se, n, quartiles, and the counts of what is no number."""
+    """One line per row: its settings, then for every column mean, se, n, quartiles, and counts of NaN and n/a."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = ["data", "model", "method", *table.extra, "kind", "n", "shortened", "results_version"]
@@ -111,7 +111,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_markdown(report: Report) -> str:
-    """Each grid as GitHub's table; notes and provenance below."""
+    """Each grid as a GitHub table, followed by notes and provenance."""
     blocks = [markdown(grid, titled=len(report.grids) > 1) for grid in report.grids]
     foot = [report.legend, "", *(f"- {note}" for note in report.notes)] + ([""] if report.notes else [])
     return "\n\n".join(blocks) + "\n\n" + "\n".join([*foot, report.provenance]) + "\n"

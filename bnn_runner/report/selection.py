@@ -1,4 +1,4 @@
-"""Where a published rule chose a setting by validation, the same choice among an experiment's runs."""
+"""Selection of settings on validation data, for experiments whose published rule does the same."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bnn_runner.report.read_cells import CellRecord
 VALIDATION = Column("marginal_loglik", "val")
 
 
-def chosen_cells(cells: Sequence[CellRecord], experiment: str) -> tuple[list[CellRecord], str]:
-    """The cells that count, and the rule in words; all of them and no words where the experiment has no rule."""
+def selected_cells(cells: Sequence[CellRecord], experiment: str) -> tuple[list[CellRecord], str]:
+    """The cells that count, and the rule in words; all cells and "" if the experiment has no rule."""
     if experiment not in RULES:
         return list(cells), ""
-    choose, words = RULES[experiment]
-    return choose(cells), words
+    select, words = RULES[experiment]
+    return select(cells), words
 
 
 def best_of_each_seed(cells: Sequence[CellRecord]) -> list[CellRecord]:
-    """Of each data set, network, method and seed the cell that is best on its validation part."""
+    """The best cell on its validation part, for each data set, network, method and seed."""
     best: dict[tuple[object, ...], CellRecord] = {}
     for cell in cells:
         key = (cell.data, cell.model, cell.method, cell.seed, cell.config.get("data.splits"))
@@ -30,10 +30,10 @@ def best_of_each_seed(cells: Sequence[CellRecord]) -> list[CellRecord]:
 
 
 def retrained(cells: Sequence[CellRecord]) -> list[CellRecord]:
-    """Of each data set the cells without a validation part, at the learning rate that is best on one, on average.
+    """The cells without a validation part, at the learning rate that is best on average on the validation parts.
 
-    Not the best of each split: under 0.1 a network's mean runs away on some splits and not on others, which a tenth
-    of the points does not foresee.
+    Not the best rate per split: with 0.1 a network's mean diverges on some splits, which a tenth of the points does
+    not predict.
     """
     found: dict[str, dict[float, list[float]]] = {}
     for c in cells:
@@ -44,17 +44,17 @@ def retrained(cells: Sequence[CellRecord]) -> list[CellRecord]:
 
 
 def validation(cell: CellRecord) -> float:
-    """Marginal log-likelihood of the validation part; −∞ where it is not scored."""
+    """Marginal log-likelihood of the validation part; −∞ if there is no score."""
     score = cell.main_scores.get(VALIDATION)
     return float("-inf") if score is None else score.value
 
 
 Rule = Callable[[Sequence[CellRecord]], list[CellRecord]]
 RULES: dict[str, tuple[Rule, str]] = {
-    "uci_mc_dropout": (best_of_each_seed, "Of each split the rate that is best on its validation part."),
+    "uci_mc_dropout": (best_of_each_seed, "Each split uses the dropout rate that is best on its validation part."),
     "uci_ensemble": (
         retrained,
-        "The learning rate of a data set is the best on validation parts, on average over splits; trained with it on "
-        "all training points.",
+        "The learning rate of a data set is the best on the validation parts, on average over splits; the networks are "
+        "then trained on all training points.",
     ),
 }

@@ -1,4 +1,4 @@
-"""How every figure looks: colours that colour-blind readers can tell apart, thin frames, legends beside the data.
+"""The look of every figure: colours that colour-blind readers can distinguish, thin frames, legends outside the data.
 
 Only matplotlib's `Figure` is used, never pyplot: no global state, no display, nothing to close.
 """
@@ -21,21 +21,21 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK = COLOURS
 DOTS_PER_INCH = 150
 _LETTER, _HANDLE = 0.066, 0.6
-"""Inches of a letter of a legend, about, and of what stands before its text and between its columns."""
+"""Approximate inches of a letter of a legend, and of its handle with the space between columns."""
 
 
 def colour(index: int) -> str:
-    """The colour of the index-th method or split; they begin again after eight."""
+    """The colour of the index-th method or split; they repeat after eight."""
     return COLOURS[index % len(COLOURS)]
 
 
 def marker(index: int) -> str:
-    """The marker of the index-th method, so that colour is never the only sign; 64 methods look different."""
+    """The marker of the index-th method, so that colour is never the only distinction; 64 methods differ."""
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
 def handle(index: int) -> Any:
-    """What stands for the index-th method in a legend."""
+    """The handle of the index-th method in a legend."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=colour(index), marker=marker(index), markersize=5, lw=1.2)
@@ -66,16 +66,16 @@ def tidy(ax: Axes) -> None:
 
 def panel_title(ax: Axes, text: str, size: float = 9.5) -> None:
     """What one panel shows, smaller than the figure's title."""
-    ax.set_title(text, fontsize=size, y=1.0)  # given a place, or matplotlib measures every tick to find one
+    ax.set_title(text, fontsize=size, y=1.0)  # with y given, matplotlib does not measure every tick
 
 
 def title(figure: Figure, text: str) -> None:
-    """The figure's own title: which data, model and method."""
+    """The title of the figure: data, model and method."""
     figure.suptitle(text, fontsize=10, fontweight="bold")
 
 
 def legend_below(figure: FigureBase, handles: list[Any], labels: list[str], columns: int = 4) -> None:
-    """One legend under all panels, so that it covers no data."""
+    """One legend below all panels, so that it covers no data."""
     if handles:
         look: dict[str, Any] = {"ncols": min(columns, len(labels)), "fontsize": 8, "frameon": False}
         placed_by_us = figure.get_layout_engine() is None  # type: ignore[attr-defined]
@@ -83,17 +83,16 @@ def legend_below(figure: FigureBase, handles: list[Any], labels: list[str], colu
 
 
 def legend_columns(labels: Sequence[str], width: float, most: int) -> int:
-    """In how many columns a legend of these labels fits `width` inches (1 to `most`)."""
+    """The number of columns (1 to `most`) in which a legend of these labels fits `width` inches."""
     longest = max((len(label) for label in labels), default=1)
     return max(1, min(most, int(width / (longest * _LETTER + _HANDLE))))
 
 
 def place(figure: FigureBase, size: tuple[float, float], rows: int, columns: int, **inches: float) -> None:
-    """Panels of a figure of `size` by lengths in inches.
+    """Place the panels of a figure of `size` by lengths in inches.
 
-    `left`, `right`, `top`, `bottom` are its margins, `across` and `down` lie between panels.
-
-    For a figure of many panels, for which matplotlib's own search for a layout takes as long as the drawing.
+    `left`, `right`, `top`, `bottom` are its margins, `across` and `down` the gaps between panels. For figures with many
+    panels, for which matplotlib's own layout takes as long as the drawing.
     """
     width, height = size
     edges = {"left": inches["left"] / width, "right": 1 - inches["right"] / width}
@@ -104,13 +103,13 @@ def place(figure: FigureBase, size: tuple[float, float], rows: int, columns: int
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG, whole or not at all."""
+    """Write a PNG file atomically."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    # As `savefig` does, without the first of its two drawings, which only finds out the layout: the second does so too.
+    # Like `savefig`, but without its first drawing, which only computes the layout: the second one does so as well.
     figure.set_dpi(DOTS_PER_INCH)
     figure.set_facecolor("white")
     canvas = FigureCanvasAgg(figure)
-    # The least compression: half the time of a large figure goes into the rest, for a third fewer bytes.
+    # Little compression: more would take half the time of a large figure and save a third of the bytes.
     write_atomically(path, lambda file: canvas.print_png(file, pil_kwargs={"compress_level": 1}))
     return path

@@ -1,4 +1,4 @@
-"""Curves of a table's rows side by side: joint scores over tau and kappa, scores under shift, training by epoch."""
+"""Curves of the rows of a table: joint scores by tau and kappa, scores under shift, training by epoch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from bnn_runner.report.tables import Row, Table, aggregate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_PANELS = 6  # of one figure, but two data sets at least
+_MOST_PANELS = 6  # of one figure, but at least two data sets
 _WIDTH, _HEIGHT = 3.6, 3.4
 _LEGEND_COLUMNS = 4
 Curve = list[tuple[float, float, float]]
-"""Place, mean and standard error over seeds (0 where there is one seed)."""
+"""(x, mean, standard error over seeds; 0 for a single seed)."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves by the place of their row."""
+    """The curves of one panel, by the index of their row."""
 
     title: str
     across: str
@@ -38,9 +38,9 @@ class Panel:
 
 
 def sweep_curves(table: Table, path: Path) -> Path | None:
-    """One line of panels for each data set and model (the first ones of many), bands ± one standard error over seeds.
+    """One line of panels per data set and model (the first of many), with bands of ± one standard error over seeds.
 
-    None where no row has a curve of two points.
+    None if no row has a curve with two points.
     """
     from matplotlib.figure import Figure
 
@@ -148,7 +148,7 @@ def _shift_panels(rows: Sequence[Row]) -> list[Panel]:
 
 
 def _training(row: Row) -> Curve:
-    """The data term by epoch of the networks' training, over members and seeds; empty where nothing was recorded."""
+    """The data term by epoch of training, over members and seeds; empty if nothing was recorded."""
     found: dict[float, list[float]] = defaultdict(list)
     for cell in row.group.done.values():
         try:
@@ -160,7 +160,7 @@ def _training(row: Row) -> Curve:
                 for record in reader:
                     member, epoch, nll, loss = fields([*record, ""])
                     value = float(nll or loss or "nan")
-                    if member != "posterior" and math.isfinite(value):  # a fit of its own may go on from a network
+                    if member != "posterior" and math.isfinite(value):  # leave out the posterior's own fit
                         found[float(epoch)].append(value)
         except (OSError, ValueError, IndexError, StopIteration):
             continue

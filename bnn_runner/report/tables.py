@@ -1,7 +1,7 @@
-"""Cells to one table: mean ± standard error over seeds, with everything that is missing left in sight.
+"""From cells to one table: mean ± standard error over seeds, with everything that is missing still visible.
 
-Nothing is averaged away: a seed that is not a number makes its entry say so, a seed that failed is
-counted in its row, and a row whose survivors look best is not the best.
+Nothing is averaged away: a NaN seed makes its entry NaN, a failed seed is counted in its row, and a row with failed
+seeds is never marked as the best.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-from bnn_runner.report.columns import AT_DRAWS, Column, choose
-from bnn_runner.report.grouping import ABSENT, Group, group_cells, telling_fields
+from bnn_runner.report.columns import AT_DRAWS, Column, select_columns
+from bnn_runner.report.grouping import ABSENT, Group, distinguishing_fields, group_cells
 from bnn_runner.report.read_cells import CellRecord, ScoreRow
 
 NOT_CONVERGED = "†"
@@ -24,9 +24,8 @@ class Entry:
     """One metric of one row over its finished seeds.
 
     `mean`, `standard_error` (s/√n with n − 1 in s; NaN at n = 1) and `quartiles` (first, median, third; linear
-    between the sorted values) are over the n seeds that have a number or should have: one seed that is NaN makes
-    them NaN. `nonfinite` counts NaN and ±inf,
-    `not_applicable` the seeds that say n/a, `absent` the finished seeds that lack the score.
+    between the sorted values) are over the n seeds for which the score applies: one NaN seed makes them NaN.
+    `nonfinite` counts NaN and ±inf, `not_applicable` the seeds with n/a, `absent` the finished seeds without the score.
     """
 
     mean: float
@@ -43,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `missing` maps each seed that others of the comparison have to why it is not here."""
+    """One line of the table. `missing` maps each seed that other rows have, but not this one, to the reason."""
 
     group: Group
     extra: dict[str, str]
@@ -59,8 +58,8 @@ class Row:
         """How many cells of this row are `status` (failed, cut, unfinished, damaged)."""
         return sum(c.status == status for c in self.group.others)
 
-    def told(self, fields: Sequence[str] | None = None) -> list[str]:
-        """What tells the row apart, for labels: `epochs=40`, of `fields` or all; nothing of a setting it lacks."""
+    def settings(self, fields: Sequence[str] | None = None) -> list[str]:
+        """The settings that distinguish the row, for labels: `epochs=40`; of `fields`, or all that it has."""
         names = self.extra if fields is None else fields
         return [f"{name.split('.')[-1]}={self.extra[name]}" for name in names if self.extra[name] != ABSENT]
 
@@ -71,7 +70,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Data / model / method and what else tells it apart."""
+        """Data / model / method and the settings that distinguish the row."""
         key = self.group.key
         more = [f"{k}={v}" for k, v in self.extra.items()]
         return " ".join([f"{key.data}/{key.model}/{key.method}", *more])
@@ -79,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, the columns shown, names of the extra columns, and the lines that belong under the table."""
+    """Rows, shown columns, names of the extra columns, and the notes below the table."""
 
     rows: list[Row]
     columns: list[Column]
@@ -88,11 +87,10 @@ class Table:
     provenance: str
 
     def best(self, column: Column) -> set[int]:
-        """Rows (by place) whose entry is the best of its data set and separated from every rival.
+        """Indices of rows whose entry is the best of its data set and separated from every rival.
 
-        Separated: |difference| > 2 √(se₁² + se₂²) to the best rival. Never at n = 1 (either side),
-        never with failed seeds (the survivors are a selection), never where an entry of the same
-        comparison is marked not converged (its value is biased).
+        Separated: |difference| > 2 √(se₁² + se₂²) to the best rival. Never at n = 1 (of either), with failed seeds (the
+        others are a selection), or if an entry of the comparison is marked as not converged (its value is biased).
         """
         places: dict[tuple[object, ...], list[int]] = {}
         for i, row in enumerate(self.rows):
@@ -110,10 +108,10 @@ class Table:
 def build(cells: Sequence[CellRecord], metrics: str | None = None) -> Table:
     """The table of these cells.
 
-    `metrics` as in `columns.choose`. Raises `UserError` for duplicated cells and unknown metrics.
+    `metrics` as in `columns.select_columns`. Raises `UserError` for duplicated cells and unknown metrics.
     """
     groups, loose = group_cells(cells)
-    extra = telling_fields(groups)
+    extra = distinguishing_fields(groups)
     seeds_of: dict[str, set[int]] = {}
     for group in groups:
         seen = seeds_of.setdefault(group.key.data, set())
@@ -123,7 +121,7 @@ def build(cells: Sequence[CellRecord], metrics: str | None = None) -> Table:
             seeds_of[cell.data].add(cell.seed)
     finished = [cell for group in groups for cell in group.done.values()]
     known = {column for cell in finished for column in cell.main_scores if not _same_at_fewer_draws(column)}
-    columns = choose(list(known), metrics)
+    columns = select_columns(list(known), metrics)
     rows = [
         row_of(group, {name: texts[i] for name, texts in extra.items()}, columns, seeds_of[group.key.data])
         for i, group in enumerate(groups)
@@ -133,12 +131,12 @@ def build(cells: Sequence[CellRecord], metrics: str | None = None) -> Table:
 
 
 def row_of(group: Group, extra: dict[str, str], columns: Sequence[Column], seeds: Iterable[int] = ()) -> Row:
-    """The row of a group; `seeds` are those that it should have."""
+    """The row of a group; `seeds` are the ones it should have."""
     return Row(group, extra, _entries(group, columns), _missing(group, seeds))
 
 
 def _same_at_fewer_draws(column: Column) -> bool:
-    # One column could not hold S/4, S/2 and S; metrics.csv and the run's joint figure do.
+    # One column does not fit S/4, S/2 and S; metrics.csv and the run's joint figure have them.
     return column.metric.endswith(AT_DRAWS)
 
 
@@ -211,7 +209,7 @@ def _separated_best(entries: Sequence[tuple[int, Entry]]) -> int | None:
 def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[CellRecord]) -> list[str]:
     notes = []
     if any(e.marked for row in rows for e in row.entries.values()):
-        notes.append(f"{NOT_CONVERGED} not converged in the number of draws: the value is biased, more draws move it.")
+        notes.append(f"{NOT_CONVERGED} not converged in the number of draws: the value is biased.")
     for row in rows:
         if row.group.key.shortened:
             notes.append(f"{SHORTENED} {row.name}: training was shortened by the time limit ({_shortening(row)}).")
@@ -220,13 +218,13 @@ def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[CellR
             by_reason: dict[str, list[str]] = {}
             for seed, why in row.missing.items():
                 by_reason.setdefault(why, []).append(str(seed))
-            told = "; ".join(f"{', '.join(seeds)} ({why})" for why, seeds in by_reason.items())
-            notes.append(f"{row.name}: missing seeds {told}.")
+            shown = "; ".join(f"{', '.join(seeds)} ({why})" for why, seeds in by_reason.items())
+            notes.append(f"{row.name}: missing seeds {shown}.")
     for row in rows:
-        notes += [_told(c) for c in row.group.others if c.status in ("failed", "interrupted")]
+        notes += [_stopped(c) for c in row.group.others if c.status in ("failed", "interrupted")]
     everything = [c for row in rows for c in row.group.others] + list(loose)
-    notes += [_told(c) for c in loose if c.status in ("failed", "interrupted")]
-    notes += [f"damaged, left out: {c.name}: {c.reason}." for c in everything if c.status == "damaged"]
+    notes += [_stopped(c) for c in loose if c.status in ("failed", "interrupted")]
+    notes += [f"damaged and left out: {c.name}: {c.reason}." for c in everything if c.status == "damaged"]
     unfinished = [c.name for c in everything if c.status == "unfinished"]
     if unfinished:
         notes.append(f"not finished (running, or killed): {', '.join(unfinished)}.")
@@ -244,12 +242,13 @@ def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[CellR
     if len(versions_of_results) > 1:
         old = ", ".join(str(r) for r in versions_of_results[:-1])
         notes.append(
-            f"Rows of results version {old} are stale (the newest is {versions_of_results[-1]}): do not compare them."
+            f"Rows of results version {old} are outdated (the newest is {versions_of_results[-1]}) and must not be "
+            "compared."
         )
     return notes
 
 
-def _told(cell: CellRecord) -> str:
+def _stopped(cell: CellRecord) -> str:
     return f"{cell.status.upper()} {cell.name}: {cell.reason}"
 
 
@@ -259,16 +258,16 @@ def _shortening(row: Row) -> str:
         for what, value in (cell.shortened or {}).items():
             if isinstance(value, list | tuple) and len(value) == 2:
                 seen.setdefault(what, set()).add(f"{value[1]} of {value[0]}")
-    told = "; ".join(f"{what}: {', '.join(sorted(values))}" for what, values in seen.items())
-    return told or "see its cell.json"
+    changes = "; ".join(f"{what}: {', '.join(sorted(values))}" for what, values in seen.items())
+    return changes or "see its cell.json"
 
 
 def _provenance(cells: Sequence[CellRecord]) -> str:
     count = {s: sum(c.status == s for c in cells) for s in ("done", "failed", "interrupted", "unfinished", "damaged")}
-    told = ", ".join(f"{n} {status}" for status, n in count.items() if n)
+    counts = ", ".join(f"{n} {status}" for status, n in count.items() if n)
     versions = ", ".join(sorted({c.version for c in cells if c.version})) or "unknown"
     versions_of_results = (
         ", ".join(sorted({str(c.results_version) for c in cells if c.results_version is not None})) or "unknown"
     )
     cells_word = "cell" if len(cells) == 1 else "cells"
-    return f"{len(cells)} {cells_word} ({told}); bnn_runner {versions}; results version {versions_of_results}."
+    return f"{len(cells)} {cells_word} ({counts}); bnn_runner {versions}; results version {versions_of_results}."

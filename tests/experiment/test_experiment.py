@@ -202,5 +202,5 @@ def test_a_table_of_the_user_s_is_found_from_where_the_command_was_started(tmp_p
     assert experiment.config["data"]["path"] == str(tmp_path / "mine.csv")
     assert experiment.data.spec().input_shape == (2,)
     assert f"data.path={tmp_path / 'mine.csv'}" in [o.replace('"', "") for o in experiment.run.overrides]
-    with pytest.raises(UserError, match=r"prise is no column.*Did you mean price"):
+    with pytest.raises(UserError, match=r"data.target must be a column.*got prise.*Did you mean price"):
         load_experiment([*overrides[:2], "data.target=prise"], start=tmp_path)

@@ -44,30 +44,30 @@ def test_filters_and_formats(nine_cells):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method", "laplase"], ["Did you mean laplace?", "method="]),
+        (["--method", "laplase"], ["Did you mean laplace?", "method must be one of"]),
         (["--method", "laplase", "--data", "yatch"], ["laplace", "yacht"]),
         (["--metrics", "rsme"], ["Did you mean rmse?"]),
         (["--format", "pdf"], ["--format", "csv"]),
-        (["data"], ["'data' is no filter", "field=value"]),
+        (["data"], ["'data' must be a filter", "field=value"]),
         (["shedule.epochs=3"], ["Did you mean schedule.epochs"]),
-        (["schedule.epochs=3"], ["schedule.epochs= takes: 100"]),
+        (["schedule.epochs=3"], ["schedule.epochs must be one of: 100"]),
         (["--rows", "methd"], ["Did you mean method"]),
-        (["--rows", "data", "--columns", "data"], ["on both axes"]),
+        (["--rows", "data", "--columns", "data"], ["The field data must be on one axis"]),
         (["--rows", "data"], ["method (map, ensemble)", "--rows data,method"]),
-        (["--baseline", "method=sgld"], ["No finished row is the baseline method=sgld"]),
+        (["--baseline", "method=sgld"], ["--baseline must match a finished row; got method=sgld"]),
         (["--ranks", "method=map"], ["two methods"]),
         (["--name", "a/b"], ["--name"]),
-        (["--output-dir", "/nonexistent/folder"], ["There is no folder", "--output-dir"]),
+        (["--output-dir", "/nonexistent/folder"], ["there is no folder", "--output-dir must be"]),
     ],
 )
-def test_mistakes_end_with_two_and_words(nine_cells, capsys, arguments, words):
+def test_usage_errors_end_with_two_and_a_message(nine_cells, capsys, arguments, words):
     assert _run(nine_cells, *arguments) == 2
     error = capsys.readouterr().err
     assert all(word in error for word in words), error
     assert "Traceback" not in error
 
 
-def test_no_runs_and_duplicates_are_mistakes(write_cell, tmp_path, capsys):
+def test_no_runs_and_duplicates_are_usage_errors(write_cell, tmp_path, capsys):
     assert main(["--output-dir", str(tmp_path)]) == 2
     assert "no runs" in capsys.readouterr().err
     write_cell(seed=0, hash8="0000abcd")

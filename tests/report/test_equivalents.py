@@ -52,7 +52,7 @@ def test_an_ensemble_is_worth_its_size_and_others_lie_between(ensembles):
     down = {size: value - sd for size, value in LOGLIK.items()}
     assert laplace == pytest.approx([2.5, equivalent(-0.375, up), equivalent(-0.375, down)])
     assert laplace[1] < laplace[0] < laplace[2]
-    assert "no ensembles of 4" in grid.note and "method.size=4" in grid.note
+    assert "size 4 are interpolated" in grid.note and "method.size=4" in grid.note
 
 
 def test_better_than_the_largest_is_said(ensembles):
@@ -63,7 +63,7 @@ def test_better_than_the_largest_is_said(ensembles):
 
 
 def test_uncalibrated_classes_are_not_compared(ensembles, capsys):
-    """Planted bug: a single network without temperature beside calibrated ensembles."""
+    """Planted bug: a single network without temperature compared with calibrated ensembles."""
     score = {"metric": "marginal_loglik", "value": -0.36, "better": "higher"}
     ensembles("sgld", 0, [score], kind="classification", data="mnist", hash8="7000abcd")
     assert not any("sgld" in line.words for line in grid_of(ensembles).lines)

@@ -1,4 +1,4 @@
-"""Rows ranked by evidence beside their test log-likelihood."""
+"""Rows ranked by evidence and by test log-likelihood."""
 
 import csv
 import json
@@ -81,7 +81,7 @@ def test_one_command_writes_table_and_figure(four_models, is_picture, capsys, wr
     results = four_models.outputs / "results"
     assert is_picture(results / "architectures_evidence.png")
     text = (results / "architectures.md").read_text()
-    assert "yacht: by evidence over all weights" in text and "over 4 rows: 0.80" in text
+    assert "yacht: ranked by evidence over all weights" in text and "over 4 rows: 0.80" in text
     assert "not at the optimum" not in text
     table = (results / "architectures_tables.csv").read_text().splitlines()
     rows = [r for r in csv.DictReader(table) if "evidence" in r["table"]]
@@ -90,7 +90,7 @@ def test_one_command_writes_table_and_figure(four_models, is_picture, capsys, wr
     assert "architectures_evidence.png" in capsys.readouterr().out
 
 
-def test_weights_far_from_their_optimum_are_told(laplace_cell):
+def test_weights_far_from_their_optimum_are_reported(laplace_cell):
     from bnn_runner.report.evidence import evidence_grids
 
     laplace_cell("a", 0, -3.0, -1.0, decrement=40.0)

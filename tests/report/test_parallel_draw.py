@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bnn_runner.report.parallel_draw import side_by_side
+from bnn_runner.report.parallel_draw import draw_in_parallel
 
 
 def _writer(path: Path, text: str = "drawn"):
@@ -20,7 +20,7 @@ def _writer(path: Path, text: str = "drawn"):
 
 def test_each_drawing_says_whether_it_wrote_its_file(tmp_path):
     first, last = tmp_path / "first", tmp_path / "last"
-    drawn = side_by_side([_writer(first), lambda: None, _writer(last)])
+    drawn = draw_in_parallel([_writer(first), lambda: None, _writer(last)])
     assert drawn == [True, False, True]
     assert last.read_text() == f"drawn by {os.getpid()}"
     assert first.read_text().startswith("drawn by")
@@ -31,9 +31,9 @@ def test_the_error_of_a_copy_is_raised_here(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        side_by_side([broken, _writer(tmp_path / "last")])
+        draw_in_parallel([broken, _writer(tmp_path / "last")])
     with pytest.raises(OSError, match="No space left"):
-        side_by_side([_writer(tmp_path / "first"), broken])
+        draw_in_parallel([_writer(tmp_path / "first"), broken])
     assert (tmp_path / "first").exists()  # waited for
 
 
@@ -46,5 +46,5 @@ def test_a_copy_that_was_killed_is_drawn_here(tmp_path):
         path.write_text("drawn")
         return path
 
-    assert side_by_side([killed, _writer(tmp_path / "last")]) == [True, True]
+    assert draw_in_parallel([killed, _writer(tmp_path / "last")]) == [True, True]
     assert path.read_text() == "drawn"

@@ -1,4 +1,4 @@
-"""Published values beside ours: verdicts by both errors, choice by validation, and nothing that is only recalled."""
+"""Published values compared with ours: verdicts by both errors, selection by validation, no recalled values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from bnn_runner.cli.report import main
 from bnn_runner.config.groups import Catalogue
 from bnn_runner.report import published as module
-from bnn_runner.report.published import Published, beside_published, outliers, published, verdict
+from bnn_runner.report.published import Published, compare_with_published, outliers, published, verdict
 from bnn_runner.report.read_cells import find_cells
 
 ROW = Published("e", "s", "V", "d", "", "m", "", "rmse", "1.0", "0.1", "se", "20", "2se")
@@ -35,14 +35,14 @@ def values(tmp_path, monkeypatch):
     published.cache_clear()
 
 
-def test_a_mean_that_one_value_carries_is_told():
-    assert outliers([0.6, 0.62, 0.61, 0.63, 0.64, 0.6, 8.8]) == ", mean carried by outliers (median 0.62)"
+def test_a_mean_dominated_by_one_value_is_reported():
+    assert outliers([0.6, 0.62, 0.61, 0.63, 0.64, 0.6, 8.8]) == ", mean dominated by outliers (median 0.62)"
     assert outliers([0.6, 0.62, 0.61, 0.63, 0.64, 0.6, 0.66]) == "" and outliers([0.6, 0.62, 8.8]) == ""
 
 
 def test_verdicts_count_both_errors():
-    """Planted bugs: a published standard deviation taken for a standard error; worse told as better."""
-    assert verdict([1.1, 1.3], ROW) == "within"  # 1.2 ± 0.1 beside 1.0 ± 0.1
+    """Planted bugs: a published standard deviation taken for a standard error; worse reported as better."""
+    assert verdict([1.1, 1.3], ROW) == "within"  # 1.2 ± 0.1 and 1.0 ± 0.1
     assert verdict([1.29, 1.31], ROW) == "WORSE" and verdict([0.7, 0.71], ROW) == "better"
     of = dataclasses.replace(ROW, kind="std")
     assert verdict([1.1, 1.3], of) == "within" and verdict([1.19, 1.21], of) == "WORSE"
@@ -76,15 +76,15 @@ def test_the_table_of_an_experiment(write_cell, values, capsys):
     assert main(["--output-dir", str(write_cell.outputs), "experiment=e", "--no-figure", "--format", "md"]) == 0
     text = capsys.readouterr().out
     assert "7.77" not in text and "8.88" not in text
-    grid = beside_published(find_cells(write_cell.outputs), "e")
+    grid = compare_with_published(find_cells(write_cell.outputs), "e")
     assert grid is not None
-    told = [(line.words[2], line.words[4], line.words[6], line.texts("mean")[-1]) for line in grid.lines]
-    assert told[0] == ("map", "rmse", "within", "1.050 ± 0.050")
-    assert told[1][:3] == ("map", "error_percent", "within")
-    assert [(t[0], t[3]) for t in told[2:4]] == [("mc_dropout", "0.5000 ± 0"), ("mc_dropout", "1.500 ± 0")]
-    assert told[4][0] == "" and told[4][3] == "—", "a method that we do not run is there for comparison"
-    assert told[5][2] == "order holds"
-    assert beside_published(find_cells(write_cell.outputs), "another") is None
+    shown = [(line.words[2], line.words[4], line.words[6], line.texts("mean")[-1]) for line in grid.lines]
+    assert shown[0] == ("map", "rmse", "within", "1.050 ± 0.050")
+    assert shown[1][:3] == ("map", "error_percent", "within")
+    assert [(t[0], t[3]) for t in shown[2:4]] == [("mc_dropout", "0.5000 ± 0"), ("mc_dropout", "1.500 ± 0")]
+    assert shown[4][0] == "" and shown[4][3] == "—", "a method that we do not run is there for comparison"
+    assert shown[5][2] == "order holds"
+    assert compare_with_published(find_cells(write_cell.outputs), "another") is None
 
 
 def test_an_order_that_is_broken_says_so(write_cell, values):
@@ -92,7 +92,7 @@ def test_an_order_that_is_broken_says_so(write_cell, values):
         write_cell(method, 0, [("rmse", rmse)], data="d")
     order = dataclasses.replace(ROW, method="", kind="order", value="a > b > c", tolerance="0.1")
     values(order, dataclasses.replace(order, tolerance="0.3"), dataclasses.replace(order, value="a > c > b > x"))
-    grid = beside_published(find_cells(write_cell.outputs), "e")
+    grid = compare_with_published(find_cells(write_cell.outputs), "e")
     assert grid is not None
     assert [line.words[6] for line in grid.lines] == ["ORDER DOES NOT HOLD", "order holds", "order holds"]
 
@@ -103,7 +103,7 @@ def test_dropout_rates_are_chosen_on_the_validation_part(write_cell, values):
         scores = [("rmse", rmse), {"metric": "marginal_loglik", "split": "val", "value": val}]
         write_cell("mc_dropout", 0, scores, data="d", config={"method.rate": rate}, hash8=f"{rate * 10:.0f}000abcd")
     values(dataclasses.replace(ROW, experiment="uci_mc_dropout", method="mc_dropout"))
-    grid = beside_published(find_cells(write_cell.outputs), "uci_mc_dropout")
+    grid = compare_with_published(find_cells(write_cell.outputs), "uci_mc_dropout")
     assert grid is not None and [line.texts("mean")[-1] for line in grid.lines] == ["2.000"]
     assert "best on its validation part" in grid.note
 
@@ -126,7 +126,7 @@ def test_the_file_is_whole():
     assert len(shown) == sum(r.status != "R" for r in rows), "a value recalled without a source is never shown"
 
 
-def test_cost_is_told_beside_quality(write_cell, capsys, is_picture):
+def test_cost_is_reported_next_to_quality(write_cell, capsys, is_picture):
     """Planted bugs: the training's seconds are counted; seconds of one seed stand for all."""
     for seed in range(2):
         for i, method in enumerate(("map", "laplace")):

@@ -22,7 +22,7 @@ def test_score_rows_have_the_fields_of_score():
     assert defaults == pytest.approx([f.default for f in theirs[2:]], nan_ok=True)
 
 
-def test_every_status_is_told(write_cell):
+def test_every_status_is_read(write_cell):
     write_cell(seed=0)
     write_cell(seed=1, status="FAILED", scores=None, reason="\nthe loss is nan\nTraceback ...")
     write_cell(seed=2, status="INTERRUPTED", scores=None, reason="SIGTERM at epoch 3")
@@ -38,7 +38,7 @@ def test_every_status_is_told(write_cell):
     [
         (lambda f: (f / "metrics.csv").unlink(), "metrics.csv"),
         (lambda f: (f / "metrics.csv").write_text(""), "no column"),
-        (lambda f: (f / "metrics.csv").write_text("metric,value,split,status\nrmse,1.0,te"), "not whole"),
+        (lambda f: (f / "metrics.csv").write_text("metric,value,split,status\nrmse,1.0,te"), "incomplete"),
         (lambda f: (f / "metrics.csv").write_text("metric,value,split,status\nrmse,1.0.3,test,ok\n"), "not a number"),
         (lambda f: (f / "metrics.csv").write_text("metric,value,split,status\nr,1,test,ok\nr,2,test,ok\n"), "twice"),
         (lambda f: (f / "metrics.csv").write_bytes(b"\xff\xfe\x00garbage"), "metrics.csv"),

@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from bnn_runner.errors import UserError
-from bnn_runner.report.columns import Column, choose, in_order
+from bnn_runner.report.columns import Column, in_order, select_columns
 from bnn_runner.report.grid import escape_latex
 from bnn_runner.report.numbers import number
 from bnn_runner.report.read_cells import ScoreRow, find_cells
@@ -58,7 +58,7 @@ def test_a_seed_that_is_no_number_is_never_averaged_away(write_cell, bad):
     assert (record["rmse_nan"], record["rmse_n"], record["rmse_se"]) == ("1", "5", "")
 
 
-def test_missing_failed_and_cut_seeds_are_told(nine_cells):
+def test_missing_failed_and_interrupted_seeds_are_reported(nine_cells):
     nine_cells("laplace", 3, None, status="FAILED", reason="loss is nan at epoch 2\nTraceback", hash8="2000abcd")
     nine_cells("laplace", 4, None, status="INTERRUPTED", reason="SIGTERM", hash8="2000abcd")
     table = _table(nine_cells)
@@ -147,12 +147,12 @@ def test_neutral_settings_do_not_split_a_row(write_cell):
     assert [row.n for row in _table(write_cell).rows] == [3]
 
 
-def test_stale_recipe_is_not_mixed(nine_cells):
+def test_outdated_results_are_not_mixed(nine_cells):
     nine_cells("map", 5, [("rmse", 9.0)], results_version=0, hash8="9000abcd")
     table = _table(nine_cells)
     assert table.extra == ["results_version"]
     assert _row(table, "map", results_version="1").entries[RMSE].mean == pytest.approx(1.0)
-    assert any("stale" in note for note in table.notes)
+    assert any("outdated" in note for note in table.notes)
 
 
 def test_shortened_runs_stand_apart_and_are_marked(nine_cells):
@@ -240,7 +240,7 @@ def test_numbers_are_rounded_to_what_the_error_bears(mean, error, text):
     assert number(mean, error) == text
 
 
-def test_unknown_metric_is_told_with_the_nearest(nine_cells):
+def test_unknown_metric_is_reported_with_the_nearest(nine_cells):
     with pytest.raises(UserError, match="Did you mean rmse"):
         _table(nine_cells, "rmes")
     assert [c.key for c in _table(nine_cells, "joint_loglik_tau5,rmse").columns] == ["joint_loglik_tau5", "rmse"]
@@ -256,12 +256,12 @@ def test_headlines_are_the_default():
         Column("total_entropy"),
         Column("ood_auroc", split="ood/kmnist"),
     ]
-    assert [c.label for c in choose(columns, None)] == [
+    assert [c.label for c in select_columns(columns, None)] == [
         "marginal_loglik",
         "joint_loglik tau=10",
         "dyadic_loglik kappa=2",
         "accuracy",
         "ood_auroc (ood/kmnist)",
     ]
-    assert choose(columns, "all") == in_order(columns)
-    assert len(choose(columns, "all")) == len(columns)
+    assert select_columns(columns, "all") == in_order(columns)
+    assert len(select_columns(columns, "all")) == len(columns)

@@ -236,7 +236,7 @@ def test_own_classes_are_checked_before_and_after_import(here: Path) -> None:
         ("allow=[tests]", target + "Rows", "model.inputs=3", "model.outputs=1"): "on inputs [1] of data=gap1d",
         ("allow=[tests]", target + "Rows", "model.inputs=1", "model.outputs=2"): "must return [2, 1]",
         ("allow=[tests]", target + "Flat"): "must return [2, 1] for two points",
-        ("allow=[tests]", target + "number"): "makes a int",
+        ("allow=[tests]", target + "number"): "must build a torch.nn.Module; got int",
         ("allow=[tests]", target + "small_conv", "model.depth=3"): "unexpected keyword argument 'depth'",
         ("model=mlp", "model.weights=3"): "must be a path or a list of paths",
     }.items():
