@@ -132,13 +132,13 @@ def test_tables_that_do_not_fit_are_refused_by_name(
         "length,colour,speed\n1,red,2\n4,red\n": "line 3 must have 3 cells, as the first line; got 2",
         "length,length,speed\n1,2,2\n": "column names must be unique; got 'length' twice",
         "1,2\n3,4\n": "must have 3 columns in the order of data=boats: length, colour, speed; got 2",
-        "length,colour,speed\n": "holds no rows",
-        "": "holds no rows",
+        "length,colour,speed\n": "must have one row per point",
+        "": "must have one row per point",
     }.items():
         data.write_text(text)
         assert told in refused(boats, data, capsys), text
     data.write_bytes("length\n\xe9\n".encode("latin-1"))
-    assert "no text in UTF-8" in refused(boats, data, capsys)
+    assert "must be text in UTF-8" in refused(boats, data, capsys)
     ROWS.to_csv(data, index=False)
     assert "got a table" in refused(tiles, data, capsys)
     assert "does not exist" in refused(boats, tmp_path / "absent.csv", capsys)
