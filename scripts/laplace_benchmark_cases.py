@@ -404,7 +404,7 @@ def cases() -> Iterator[Case]:
     )
     yield Case(
         "help",
-        "`bnn-run --help`, compared with `import torch`",
+        "`bnn-run --help` and `import torch`",
         _sides(
             lambda: partial(_python, "-m", "bnn_runner.cli.main", "--help"),
             lambda _: partial(_python, "-c", "import torch"),
