@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bnn_runner.config.groups import BLOCKS, RECOMMENDED, Catalogue, flatten
+from bnn_runner.config.groups import BLOCKS, GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten
 from bnn_runner.config.overrides import to_text
 from bnn_runner.errors import UserError, did_you_mean
 
@@ -132,8 +132,9 @@ def _choice_lines(catalogue: Catalogue, group: str, choice: str, in_full: bool =
 
 
 def choice_keys(catalogue: Catalogue, group: str, choice: str) -> dict[str, Any]:
-    """Dotted keys and defaults of a choice, without its class and the blocks that are no keys."""
-    tree = {k: v for k, v in catalogue.load(group, choice).items() if k not in ("hydra", "where")}
+    """Dotted keys and defaults of a choice, without its class and the blocks that are not keys."""
+    blocks = ("hydra", "where") if group in GLOBAL_GROUPS else ()
+    tree = {k: v for k, v in catalogue.load(group, choice).items() if k not in blocks}
     tree.pop(BLOCKS.get(group, ""), None)
     return {k: v for k, v in flatten(tree).items() if k.rpartition(".")[2] != "_target_"}
 

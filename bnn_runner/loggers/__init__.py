@@ -1,1 +1,1 @@
-"""Where a finished cell is told to beside its own files: one file here and one YAML add a logger."""
+"""Loggers of finished cells: one file here and one YAML file add a logger."""

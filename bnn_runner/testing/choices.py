@@ -59,12 +59,14 @@ def check_choice(config_dir: Path | str, group: str, choice: str, allow: Sequenc
 
 def _check_recommended(catalogue: Catalogue, choice: str, block: dict[str, Any]) -> None:
     """Every recommended choice and key exists."""
+    file = f"data/{choice}.yaml"
     chosen = {group: name for group, name in block.items() if group in catalogue.groups}
     for group, name in chosen.items():
-        require(name in catalogue.groups[group], f"data/{choice}.yaml recommends {group}={name}, which is no choice.")
+        exists = name in catalogue.groups[group]
+        require(exists, f"{file} must recommend existing choices; got {group}={name}.")
     for key in block.get("values") or {}:
         group, _, rest = key.partition(".")
         known = catalogue.base.get(group) if group in catalogue.base else keys_of(catalogue, group, chosen)
         if group in chosen or group in catalogue.base:
-            found = isinstance(known, dict) and rest.split(".")[0] in known
-            require(found, f"data/{choice}.yaml recommends {key}, which is not a key of {group}.")
+            exists = isinstance(known, dict) and rest.split(".")[0] in known
+            require(exists, f"{file} must recommend existing keys; got {key}, which is not a key of {group}.")

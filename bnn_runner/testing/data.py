@@ -72,7 +72,7 @@ def check_spec(data: DataSet, task: Task) -> None:
             kept = stored(split).dtype
             require(kept == torch.uint8, f"{name}: images must be kept as uint8 and scaled in `prepare`; got {kept}.")
         if name.startswith("ood/"):
-            require(y is None and len(split) > 0, f"{name}: a set out of distribution must have points and no targets.")
+            require(y is None and len(split) > 0, f"{name}: an out-of-distribution set has points and no targets.")
             continue
         assert y is not None, f"{name} must have targets"
         if spec.kind == "classification":

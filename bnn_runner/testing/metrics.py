@@ -20,7 +20,7 @@ def make_evaluation(kind: Kind, predictive: str = "draws", seed: int = 0) -> Eva
 
     Args:
         kind: regression (one output) or classification (three classes).
-        predictive: draws, or closed_form, whose one line of log-likelihoods is no function.
+        predictive: draws, or closed_form, which has a single line of log-likelihoods and no joint score.
         seed: of its numbers.
     """
     random = generator(seed, "test evaluation")

@@ -292,6 +292,7 @@ def test_help_of_a_group_explains_every_key(group: str, capsys: pytest.CaptureFi
         if group not in ("experiment", "debug"):
             explained = meanings(catalogue, group, choice)
             assert not [key for key in choice_keys(catalogue, group, choice) if not explained.get(key)], choice
+    assert "where" in choice_keys(catalogue, "method", "mc_dropout"), "a method's key is not an experiment's block"
 
 
 def test_help_of_one_choice_of_the_settings_and_of_nothing_known(capsys: pytest.CaptureFixture[str]) -> None:

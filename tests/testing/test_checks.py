@@ -364,6 +364,6 @@ def test_a_wrong_file_is_found(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     assert "must begin with a comment" in message(lambda: check_choice(tmp_path, "method", "silent"))
     assert "unknown: ['size']" in message(lambda: check_choice(tmp_path, "method", "more"))
-    assert "recommends model.wings, which is not a key" in message(lambda: check_choice(tmp_path, "data", "wish"))
+    assert "got model.wings, which is not a key" in message(lambda: check_choice(tmp_path, "data", "wish"))
     assert "@package metric.lost" in message(lambda: check_choice(tmp_path, "metric", "lost"))
     assert "is missing in" in message(lambda: check_choice(tmp_path, "method", "absent"))
