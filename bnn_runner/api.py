@@ -70,7 +70,7 @@ from bnn_runner.config.validate import check
 from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.evaluation import io as evaluation_store
 from bnn_runner.experiment import Experiment, build_experiment, load_experiment
-from bnn_runner.experiment.components import reach
+from bnn_runner.experiment.components import add_to_import_path
 from bnn_runner.posteriors import io as posterior_store
 from bnn_runner.rng import derive_seed
 from bnn_runner.runs.new_points import from_values
@@ -193,7 +193,7 @@ def load(
     }
     own = places.get("config_dir")
     if own is not None and allow:
-        reach(Path(own))
+        add_to_import_path(Path(own))
     # The configuration has the digests of pretrained networks: they are read from the cache, not from their files.
     run = RunConfig(config, facts["choices"], config_dir=None if own is None else Path(own))
     experiment = build_experiment(run)

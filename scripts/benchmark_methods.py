@@ -95,7 +95,7 @@ def _bbb(method: BBB) -> Callable[[], object]:
     def work() -> Iterator[Pair]:
         task, group = _mnist_sized()
         fit = method.begin(task, group.network(0), group.config.schedule, 0)
-        with group.at_work(), training_mode(fit.module):
+        with group.training_mode(), training_mode(fit.module):
             yield fit.update, group.advance
 
     return work
@@ -115,7 +115,7 @@ def _swag_epoch() -> Iterator[Pair]:
         steps()
         moments.collect(list(group.state.parameters.values()))
 
-    with group.at_work():
+    with group.training_mode():
         yield epoch, steps
 
 
@@ -175,7 +175,7 @@ def _uci_splits() -> Iterator[Pair]:
 
     with ExitStack() as stack:
         for group in (together, *alone):
-            stack.enter_context(group.at_work())
+            stack.enter_context(group.training_mode())
         yield lambda: steps([together]), lambda: steps(alone)
 
 

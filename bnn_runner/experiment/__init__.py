@@ -1,4 +1,4 @@
-"""From a command line to an experiment: composed by Hydra once, built through an allow-list, checked as a whole."""
+"""From overrides to an experiment: composed once by Hydra, built from trusted classes, checked as a whole."""
 
 from bnn_runner.experiment.assemble import Experiment, build_experiment, load_experiment
 from bnn_runner.experiment.components import build

@@ -1,6 +1,6 @@
 """`Experiment`: the objects of one run, built from its frozen resolved configuration and checked as a whole.
 
-Every problem of every component is collected into one `UserError` before any work.
+All problems of all components are collected in one `UserError` before any computation starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bnn_runner.config.run_config import RunConfig, thawed
 from bnn_runner.config.schema import check_fields, show
 from bnn_runner.config.settings import COMPONENTS, Settings, attempt, read_settings
 from bnn_runner.errors import UserError, raise_all
-from bnn_runner.experiment.components import build, reach
+from bnn_runner.experiment.components import add_to_import_path, build
 from bnn_runner.experiment.compose import resolve_run
 
 if TYPE_CHECKING:
@@ -31,10 +31,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One run, ready: the objects that its configuration describes.
+    """The objects that the configuration of one run describes.
 
-    `run` is the whole truth: every object is built from it, and `changed` builds those again that a change concerns.
-    `pretrained` are the networks trained elsewhere, by member; without them networks are trained here.
+    All of them are built from `run`. `changed` returns an experiment for a changed configuration; it rebuilds only the
+    objects that the change affects.
+
+    Attributes:
+        run: The resolved configuration.
+        data: The data set.
+        model: Builds networks.
+        method: Fits the posterior.
+        prior: The prior used in training.
+        hyper: The rule for the hyperparameters of the posterior.
+        schedule: Optimiser, epochs and learning rate of the training.
+        augment: The augmentation of training images.
+        logger: Where finished cells are logged.
+        metrics: Name -> metric.
+        noise: The noise rule of regression.
+        settings: The top-level settings.
+        pretrained: One network trained elsewhere per member; empty if networks are trained here.
     """
 
     run: RunConfig
@@ -53,96 +68,98 @@ class Experiment:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration as plain containers, a copy."""
+        """A copy of the resolved configuration as dictionaries and lists."""
         return self.run.plain()
 
     @property
     def choices(self) -> dict[str, Any]:
-        """Each group's choice by name; a list for metrics."""
+        """Group -> name of its choice; a list of names for metrics."""
         choices: dict[str, Any] = thawed(self.run.choices)
         return choices
 
     @property
     def training_rule(self) -> TrainingRule | None:
-        """The hyperparameter rule where it acts in training, and a network is trained at all."""
+        """The hyperparameter rule if it acts during training and the method trains a network; else None."""
         from bnn_runner.hyper.training_rule import TrainingRule
 
-        acts = isinstance(self.hyper, TrainingRule) and any(spec.trained for spec in self.method.needs())
-        return self.hyper if acts and isinstance(self.hyper, TrainingRule) else None
+        trains = any(spec.trained for spec in self.method.needs())
+        return self.hyper if trains and isinstance(self.hyper, TrainingRule) else None
 
     @property
     def uses_hyper(self) -> bool:
-        """Whether the hyperparameter rule changes the result: the method goes by it, or the training does."""
+        """Whether the hyperparameter rule affects the result: the method uses it, or the training does."""
         return self.method.uses_hyper or self.training_rule is not None
 
     def changed(self, changes: Mapping[str, Any]) -> Experiment:
-        """The experiment with other values of some dotted keys; what the change does not concern is shared.
+        """Returns the experiment with other values of some dotted keys; unaffected objects are shared.
 
         Raises:
-            UserError: where the changed configuration does not make a run.
+            UserError: If the changed configuration is not valid.
         """
         run = self.run.changed(changes)
         return self if run is self.run else build_experiment(run, self)
 
     def one_seed(self, seed: int) -> Experiment:
-        """The experiment of one cell."""
+        """Returns the experiment of one cell: one seed, no replicates."""
         return self.changed({"seed": seed, "replicates": 1})
 
     @property
     def seeds(self) -> range:
-        """The seed of each cell: `seed` and those of the replicates after it."""
+        """The seed of each cell: `seed` and the following ones for the replicates."""
         return range(self.settings.seed, self.settings.seed + self.settings.replicates)
 
 
 def load_experiment(
     overrides: Sequence[str], config_dir: Path | str | None = None, start: Path | None = None
 ) -> Experiment:
-    """The experiment of a command line; see `resolve_run` and `build_experiment`."""
+    """Builds the experiment of a command line; see `resolve_run` and `build_experiment`."""
     return build_experiment(resolve_run(overrides, config_dir, start))
 
 
 def build_experiment(run: RunConfig, like: Experiment | None = None) -> Experiment:
-    """Build and check the objects of a resolved configuration.
+    """Builds and checks the objects of a resolved configuration.
 
-    Networks trained elsewhere (`model.weights`) are read, and their digests join the configuration; where it has
-    digests already they come from `like`, or lie in the cache of a finished run.
+    Networks trained elsewhere (`model.weights`) are read, and their digests are added to the configuration. If it has
+    digests already, the networks are shared with `like`, or are in the cache of a finished run.
 
     Args:
-        run: the resolved configuration.
-        like: an experiment whose objects are shared where its configuration is the same.
+        run: The resolved configuration.
+        like: An experiment; objects with the same configuration are shared with it.
 
     Raises:
-        UserError: with the problems of all components.
+        UserError: With the problems of all components.
     """
     tree = run.plain()
     weights, digests = tree["model"].pop("weights", None), tree["model"].pop("weights_digest", None)
     settings, problems = read_settings(tree, run.start)
-    parts, found = _components(run, tree, like)
-    problems += found
-    problems += _misfits(parts, run.choices, settings)
+    parts, new_problems = _components(run, tree, like)
+    problems += new_problems
+    problems += _conflicts(parts, run.choices, settings)
     problems += parts["logger"].problems() if "logger" in parts else []
     shared = like is not None and digests is not None and list(like.run.get("model.weights_digest") or ()) == digests
     pretrained = like.pretrained if like is not None and shared else ()
     if weights is not None and digests is None:
-        problems += _retrained(parts.get("hyper"), str(run.choices.get("hyper")))
+        problems += _training_rule_problems(parts.get("hyper"), str(run.choices.get("hyper")))
         try:
             pretrained = _read_weights(weights, parts, run.choices, ready=not problems)
-            # The content counts, not the place: the digest enters every key, the paths none.
+            # The content counts, not the path: the digest enters every key, the paths enter none.
             run = run.with_facts({"model.weights_digest": [p.digest for p in pretrained]})
         except UserError as error:
             problems += error.problems
     if problems or settings is None:
         raise UserError(*dict.fromkeys(problems))
     metrics = {p.removeprefix("metric."): part for p, part in parts.items() if p.startswith("metric.")}
-    built = {group: parts[group] for group in COMPONENTS if group != "metric"}
-    return Experiment(run=run, **built, metrics=metrics, noise=parts["noise"], settings=settings, pretrained=pretrained)
+    components = {group: parts[group] for group in COMPONENTS if group != "metric"}
+    return Experiment(
+        run=run, **components, metrics=metrics, noise=parts["noise"], settings=settings, pretrained=pretrained
+    )
 
 
 def _components(run: RunConfig, tree: Mapping[str, Any], like: Experiment | None) -> tuple[dict[str, Any], list[str]]:
-    """Every object by its place in the configuration ('model', 'metric.rmse'), and what is wrong with the others."""
+    """Returns the objects by their places in the configuration ('model', 'metric.rmse'), and all problems."""
     allow = [str(name) for name in tree.get("allow") or []]
     if allow and run.config_dir is not None:
-        reach(run.config_dir)
+        add_to_import_path(run.config_dir)
     known = {} if like is None else _nodes(like.config) | {"allow": like.config.get("allow")}
     parts: dict[str, Any] = {}
     problems: list[str] = []
@@ -163,7 +180,7 @@ def _components(run: RunConfig, tree: Mapping[str, Any], like: Experiment | None
 
 
 def _nodes(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The node of each component by its place; weights that the model is given are no part of its class."""
+    """Returns the configuration node of each component by its place, without the keys of pretrained weights."""
     nodes = {group: tree.get(group) for group in COMPONENTS if group != "metric"}
     if isinstance(nodes["model"], Mapping):
         nodes["model"] = {k: v for k, v in nodes["model"].items() if k not in ("weights", "weights_digest")}
@@ -173,7 +190,7 @@ def _nodes(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _read_weights(
     weights: Any, parts: Mapping[str, Any], choices: Mapping[str, Any], ready: bool
 ) -> tuple[PretrainedWeights, ...]:
-    """The networks of model.weights, checked against the model if that is sound (`ready`)."""
+    """Reads the networks of model.weights, and checks them against the model if `ready` (it has no problems)."""
     from bnn_runner.rng import global_stream
     from bnn_runner.training.pretrained import count_problems, read_all
 
@@ -191,15 +208,15 @@ def _read_weights(
 
     try:
         what = f"model={choices.get('model')} on data={choices.get('data')}"
-        given = read_all(paths, build_network if ready else None, what)
+        pretrained = read_all(paths, build_network if ready else None, what)
     except UserError as error:
         problems += error.problems
     raise_all(problems)
-    return given
+    return pretrained
 
 
-def _retrained(hyper: Any, choice: str) -> list[str]:
-    """Why given networks cannot go by the rule (empty when they can)."""
+def _training_rule_problems(hyper: Any, choice: str) -> list[str]:
+    """A message if the hyperparameter rule acts during training, which pretrained networks do not have."""
     from bnn_runner.hyper.training_rule import TrainingRule
 
     if not isinstance(hyper, TrainingRule):
@@ -222,8 +239,8 @@ def _noise(config: Mapping[str, Any]) -> Any:
     return rule
 
 
-def _misfits(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Settings | None) -> list[str]:
-    """Components that are right by themselves and do not go together."""
+def _conflicts(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Settings | None) -> list[str]:
+    """Problems of components that are valid by themselves but do not fit together."""
     names = ("data", "model", "method", "hyper", "augment", "noise")
     data, model, method, hyper, augment, noise = (parts.get(name) for name in names)
     if data is None:

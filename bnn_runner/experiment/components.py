@@ -1,4 +1,4 @@
-"""Objects from configuration nodes: `_target_` names a trusted class, the other keys are its fields."""
+"""Builds objects from configuration nodes: `_target_` names a trusted class, the other keys are its fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from bnn_runner.errors import UserError, did_you_mean, raise_all
 
 
 def locate(target: Any, allow: Sequence[str], where: str) -> Any:
-    """What a `_target_` names. Raises `UserError`, before anything is imported, unless its package is trusted."""
+    """Imports what a `_target_` names.
+
+    Args:
+        target: The value of `_target_`: 'package.module.Class'.
+        allow: Trusted packages, in addition to this one.
+        where: Dotted place of the node, for messages.
+
+    Raises:
+        UserError: If the package is not trusted (then nothing is imported), or the class does not exist.
+    """
     if target is None:
         raise UserError(f"{where} requires a class of your own. Set {where}._target_=package.module.Class.")
     if not isinstance(target, str) or "." not in target:
@@ -36,19 +45,25 @@ def locate(target: Any, allow: Sequence[str], where: str) -> Any:
             f"{where}: could not import {module_name} ({error}). Install {missing.split('.')[0]}, or put its "
             "folder on PYTHONPATH or next to the folder given as --config-dir."
         ) from error
-    found = getattr(module, class_name, None)
-    if found is None:
+    located = getattr(module, class_name, None)
+    if located is None:
         near = did_you_mean(class_name, [n for n, v in vars(module).items() if isinstance(v, type)])
         raise UserError(f"{where}._target_: module {module_name} has no {class_name}.{near} Correct the name.")
-    return found
+    return located
 
 
 def build(node: Any, allow: Sequence[str] = (), where: str = "", what: str = "") -> Any:
-    """The object a node's `_target_` and further keys describe.
+    """Builds the object that a configuration node describes.
 
-    `where` is the dotted place of the node ('schedule') and `what` its choice ('schedule=adam'), for
-    messages. Raises `UserError` with every problem: untrusted or missing class, unknown, missing or
-    wrong fields, and what the class refuses.
+    Args:
+        node: A mapping with `_target_` and the fields of that class; values may be nodes themselves.
+        allow: Trusted packages, in addition to this one.
+        where: Dotted place of the node, for messages: 'schedule'.
+        what: Choice of the node, for messages: 'schedule=adam'.
+
+    Raises:
+        UserError: With every problem: untrusted or missing class; unknown, missing or mistyped fields; the checks of
+            the class itself.
     """
     if not isinstance(node, Mapping):
         raise UserError(f"{where or 'This node'} must be a mapping with a _target_; got {node!r}. Choose one by name.")
@@ -73,15 +88,15 @@ def build(node: Any, allow: Sequence[str] = (), where: str = "", what: str = "")
                 problems += error.problems
                 continue
         values[key] = value
-    arguments, found = check_fields(cls, values, prefix, what or where or cls.__name__)
-    raise_all(problems + found)
-    made, problems = attempt(cls, arguments)
+    arguments, new_problems = check_fields(cls, values, prefix, what or where or cls.__name__)
+    raise_all(problems + new_problems)
+    instance, problems = attempt(cls, arguments)
     raise_all(problems)
-    return made
+    return instance
 
 
-def reach(config_dir: Path) -> None:
-    """Let trusted classes be imported from the user's folder or from beside it (after everything installed)."""
+def add_to_import_path(config_dir: Path) -> None:
+    """Appends the user's folder and its parent to `sys.path`, so that trusted classes can be imported from there."""
     for folder in (config_dir.resolve(), config_dir.resolve().parent):
         if os.fspath(folder) not in sys.path:
             sys.path.append(os.fspath(folder))

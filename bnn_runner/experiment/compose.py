@@ -1,4 +1,4 @@
-"""From overrides to the resolved configuration of one run. The only place where Hydra composes for us."""
+"""From overrides to the resolved configuration of one run. Hydra composes configurations only here."""
 
 from __future__ import annotations
 
@@ -23,24 +23,31 @@ from bnn_runner.errors import UserError
 
 
 def resolve_run(overrides: Sequence[str], config_dir: Path | str | None = None, start: Path | None = None) -> RunConfig:
-    """Check, expand and compose the overrides of one run.
+    """Checks, expands and composes the overrides of one run.
 
     Args:
-        overrides: as typed, without sweeps.
-        config_dir: a folder of further choices.
-        start: the folder that relative paths are taken from; the present one by default.
+        overrides: As typed, without sweeps.
+        config_dir: A folder with further choices.
+        start: The folder to which relative paths refer; the current folder by default.
 
     Raises:
-        UserError: with every mistake on the command line, or what Hydra could not compose.
+        UserError: With every problem of the command line, or with Hydra's message if it could not compose.
     """
     expanded = check(overrides, [] if config_dir is None else [Path(config_dir)]).expanded()
     return run_config(compose(expanded.overrides, config_dir), expanded, config_dir, start or Path.cwd())
 
 
 def run_config(tree: Mapping[str, Any], expanded: Expanded, config_dir: Path | str | None, start: Path) -> RunConfig:
-    """The resolved configuration of a composed `tree`, its paths of data and weights made absolute."""
+    """Returns the resolved configuration of a composed tree, with absolute paths of data and weights.
+
+    Args:
+        tree: What `compose` returned for `expanded`.
+        expanded: The overrides with recommendations added.
+        config_dir: The folder given as --config-dir.
+        start: The folder to which relative paths refer.
+    """
     config = RunConfig(
-        tree={key: value for key, value in tree.items() if key != "where"},  # an experiment's, and expanded
+        tree={key: value for key, value in tree.items() if key != "where"},  # its settings are in the overrides
         choices={group: choice for group, choice in expanded.choices.items() if choice is not None},
         overrides=tuple(expanded.overrides),
         typed=tuple(expanded.typed),
@@ -52,7 +59,7 @@ def run_config(tree: Mapping[str, Any], expanded: Expanded, config_dir: Path | s
 
 
 def _absolute(config: RunConfig, start: Path) -> dict[str, Any]:
-    """Paths of the data and of a network trained elsewhere, anchored to `start`. What is no path is left alone."""
+    """Absolute paths of the data and of pretrained weights, by their keys; values that are not paths are left out."""
     changes: dict[str, Any] = {}
     data, weights = config.get("data.path"), config.get("model.weights")
     if isinstance(data, str):
@@ -65,14 +72,14 @@ def _absolute(config: RunConfig, start: Path) -> dict[str, Any]:
 
 
 def compose(overrides: Sequence[str], config_dir: Path | str | None = None) -> dict[str, Any]:
-    """The composed configuration as plain containers; works inside a running Hydra job as well.
+    """Composes a configuration into dictionaries and lists; works inside a running Hydra job as well.
 
     Raises:
-        UserError: for what Hydra or OmegaConf cannot make sense of.
+        UserError: With the message of Hydra or OmegaConf if they could not compose.
     """
     extra = [] if config_dir is None else [f"hydra.searchpath=[{quote(str(Path(config_dir).resolve()))}]"]
     state = GlobalHydra.instance()
-    running = state.hydra  # a job of a sweep must find its Hydra again
+    running = state.hydra  # restored below: a job of a sweep still needs its own Hydra
     state.clear()
     try:
         with initialize_config_dir(config_dir=str(packaged_conf()), version_base="1.3", job_name="bnn-run"):
@@ -84,7 +91,7 @@ def compose(overrides: Sequence[str], config_dir: Path | str | None = None) -> d
 
 
 def plain_tree(composed: Any) -> dict[str, Any]:
-    """What Hydra composed, resolved, without Hydra's own settings and without `BLOCKS`."""
+    """Returns what Hydra composed as dictionaries and lists, without the key `hydra` and without `BLOCKS`."""
     tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(tree, dict)
     for group, block in BLOCKS.items():
@@ -94,7 +101,7 @@ def plain_tree(composed: Any) -> dict[str, Any]:
 
 
 def hydra_message(error: BaseException) -> str:
-    """What Hydra or OmegaConf says, in one paragraph, with its cause."""
+    """Returns the message of an error of Hydra or OmegaConf and of its cause, in one paragraph."""
     parts = [str(error)]
     if error.__cause__ is not None and str(error.__cause__) not in parts[0]:
         parts.append(str(error.__cause__))

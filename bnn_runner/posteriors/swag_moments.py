@@ -176,7 +176,7 @@ def _run(
             }
             write_torch(context.checkpoint, payload)
 
-    with group.at_work():
+    with group.training_mode():
         while state.step < total:
             nll = group.advance()
             lowest = torch.minimum(lowest, nll)

@@ -12,7 +12,7 @@ from bnn_runner.report.read_cells import read_scores
 from bnn_runner.rng import global_stream
 from bnn_runner.runs.session import CellRun, Session
 from bnn_runner.runtime.files import short_path
-from bnn_runner.training.pretrained import try_on
+from bnn_runner.training.pretrained import score_pretrained
 from bnn_runner.training.state import TrainingConfig
 
 
@@ -55,7 +55,7 @@ def report_pretrained(cell_run: CellRun, networks: Sequence[Network], session: S
     """Try each network trained elsewhere on this task, before anything is built on it; what cell.json says of it."""
     experiment, say, found = cell_run.experiment, session.console.say, []
     for weights, network in zip(experiment.pretrained, networks, strict=False):
-        trial = try_on(network, cell_run.task)
+        trial = score_pretrained(network, cell_run.task)
         say(f"pretrained network {weights.path.name}: {network.num_parameters:,} parameters")
         for line in trial.lines():
             say(line)

@@ -1,7 +1,7 @@
-"""The cache of trained networks: MAP, every Laplace structure and member i of an ensemble share them.
+"""The cache of trained networks. MAP, all Laplace structures and member i of an ensemble share a network.
 
-An entry is one safetensors file, written whole or not at all, with a digest of its tensors. What
-cannot be read, or does not match its digest, is set aside and trained anew: never trusted.
+An entry is one safetensors file, written atomically, with a digest of its tensors. An entry that is not readable or
+does not match its digest is renamed, and the network is trained again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOISE = "likelihood/log_noise"
 
 
 class NetworkCache:
-    """Trained networks under `root`/networks by key, unfinished ones under `root`/partial."""
+    """Trained networks by key in `root`/networks, and checkpoints of unfinished ones in `root`/partial."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -35,27 +35,27 @@ class NetworkCache:
         return self.root / "networks" / f"{key}.safetensors"
 
     def partial(self, key: str) -> Path:
-        """Where the checkpoint of a training in progress lies."""
+        """Path of the checkpoint of an unfinished training."""
         return self.root / "partial" / f"{key}.pt"
 
-    def group_note(self, name: str) -> Path:
-        """Where it stands, while the networks of a group of lanes are being stored, which they are."""
+    def storing_marker(self, name: str) -> Path:
+        """Path of a file that lists the keys of a group of lanes while its networks are being stored."""
         return self.root / "partial" / f"{name}.json"
 
-    def half_stored(self) -> list[list[str]]:
-        """The keys of each group of lanes that is being stored, or whose process was killed meanwhile."""
-        found = []
+    def partly_stored(self) -> list[list[str]]:
+        """Returns the keys of each group of lanes that is being stored, or whose process was killed while storing."""
+        groups = []
         for path in self.root.glob("partial/*.json"):
-            with contextlib.suppress(FileNotFoundError):  # stored meanwhile
-                found.append(json.loads(path.read_text(encoding="utf-8")))
-        return found
+            with contextlib.suppress(FileNotFoundError):  # the group has been stored in the meantime
+                groups.append(json.loads(path.read_text(encoding="utf-8")))
+        return groups
 
     def has(self, key: str) -> bool:
-        """Whether there is an entry (it may yet turn out damaged when it is read)."""
+        """Whether an entry exists (reading it may still show that it is damaged)."""
         return self.path(key).exists()
 
     def store(self, network: Network) -> None:
-        """Write an entry; another writer of the same key has the same content, so the last one may win."""
+        """Writes an entry. Another process that writes the same key writes the same content, so the last one wins."""
         tensors = {f"parameters/{n}": t for n, t in network.parameters.items()}
         tensors |= {f"buffers/{n}": t for n, t in network.buffers.items()}
         if isinstance(network.likelihood, Gaussian):
@@ -73,11 +73,21 @@ class NetworkCache:
         write_atomically(self.path(network.key), lambda f: f.write(payload))
 
     def load(self, key: str, module: nn.Module, device: torch.device, dtype: torch.dtype) -> Network | None:
-        """The network of `key` for a module of its shape, or None if there is no sound entry."""
+        """Reads an entry.
+
+        Args:
+            key: The key of the network.
+            module: A module of the same architecture; the network uses it.
+            device: Where the tensors go.
+            dtype: Type of floating-point tensors.
+
+        Returns:
+            The network, or None if there is no entry or it is damaged.
+        """
         path = self.path(key)
         try:
             with safe_open(path, framework="pt") as f:
-                # Copies: what is mapped from the file would end the process if the file were cut short later.
+                # Cloned, because memory-mapped tensors crash the process if the file is truncated later.
                 tensors = {n: f.get_tensor(n).clone() for n in f.keys()}  # noqa: SIM118 - not a mapping
                 about = json.loads((f.metadata() or {})["about"])
             if about["digest"] != content_digest(tensors):
@@ -104,17 +114,17 @@ class NetworkCache:
         if {n: p.shape for n, p in network.parameters.items()} != expected:
             path.replace(path.with_suffix(".damaged"))
             return None
-        # The module's own order of parameters is the order of the posterior's weights.
+        # The posterior orders its weights as the module orders its parameters.
         return replace(network, parameters={n: network.parameters[n] for n in expected})
 
 
 def _strip(tensors: Mapping[str, Tensor], prefix: str, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    chosen = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    return {n: t.to(device, dtype if t.is_floating_point() else None) for n, t in chosen.items()}
+    selected = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    return {n: t.to(device, dtype if t.is_floating_point() else None) for n, t in selected.items()}
 
 
 def content_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Digest of names, types, shapes and bytes."""
+    """Returns a digest of the tensors' names, types, shapes and bytes."""
     h = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         t = tensors[name].contiguous()

@@ -1,8 +1,7 @@
-"""The training engine: L networks at once, one optimiser step for all of them.
+"""The training engine: trains L networks at once, with one optimiser step for all of them.
 
-Every lane minimises  mean over its batch of −log p  +  (1/2N) wᵀΛw  (DESIGN §7); the penalty's
-gradient Λw/N is added to the gradient of the first term. Adam and SGD act on each number alone,
-so a lane among others follows the path it would follow by itself.
+Every lane minimises  mean over its batch of −log p  +  (1/2N) wᵀΛw.  The gradient of the penalty, Λw/N, is added to
+the gradient of the first term. Adam and SGD are elementwise, so a lane does not depend on the other lanes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SMALL_STEP = 4_000_000
 
 
 class Diverged(Exception):
-    """Some lanes reached a non-finite loss; the message names the step, `lanes` which of them."""
+    """Some lanes (`lanes` are their indices) reached a non-finite loss or weight; the message names the step."""
 
     def __init__(self, message: str, lanes: tuple[int, ...]) -> None:
         super().__init__(message)
@@ -42,29 +41,31 @@ class Diverged(Exception):
 
 
 def batch_bounds(num_points: int, batch_size: int) -> list[tuple[int, int]]:
-    """Batches whose sizes differ by at most one, so that none is a left-over of one point and none is dropped."""
+    """Returns the bounds (begin, end) of the batches; their sizes differ by at most one, and no point is dropped."""
     count = math.ceil(num_points / batch_size)
     edges = [round(i * num_points / count) for i in range(count + 1)]
     return list(pairwise(edges))
 
 
 def _laid_out(grad: Tensor | None, parameter: Tensor) -> Tensor:
-    """The gradient in its parameter's memory layout, in which the update reads all tensors (else it is scrambled).
-
-    Zero for a parameter that nothing uses.
-    """
+    """The gradient in its parameter's memory layout, which the fused update assumes; zero for an unused parameter."""
     if grad is None:
         return torch.zeros_like(parameter)
     return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)
 
 
 class LaneTrainer:
-    """Lanes of equal shape that train together."""
+    """Trains a group of lanes: networks of one architecture with equal numbers of training points.
+
+    Raises:
+        ValueError: If the lanes have different numbers of training points.
+        UserError: If there are no training points, or a batch is too small for batch normalisation.
+    """
 
     def __init__(self, config: TrainingConfig, lanes: Sequence[Lane], device: torch.device) -> None:
         sizes = {len(lane.task.train) for lane in lanes}
         if len(sizes) != 1:
-            raise ValueError(f"lanes of one group need equally many points, not {sorted(sizes)}")
+            raise ValueError(f"all lanes of a group must have the same number of points; got {sorted(sizes)}")
         if sizes == {0}:
             raise UserError("The training part is empty. Lower data.val_fraction or raise data.train_size.")
         self.config, self.lanes, self.device = config, lanes, device
@@ -84,20 +85,22 @@ class LaneTrainer:
             largest = max(b - a for a, b in self.bounds)
             self._noise = StepNoise(config.noise_transform, self.module, [lane.seed for lane in lanes], largest, device)
         self.data, self.offsets = concatenate([lane.task.train for lane in lanes])
-        # A rule gives every lane a prior of its own, and may end their trainings at different steps.
+        # With a training rule, every lane has its own prior and may end at a different step.
         stack = config.stack if config.rule is None else "never"
         self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, stack, self._probe)
         self._drawn: tuple[int, Tensor, Tensor] | None = None
-        self._given_prior = config.prior.precisions(self.module)
-        self._moved = [t.detach() for t in self.state.trained]
+        self._base_prior = config.prior.precisions(self.module)
+        self._detached = [t.detach() for t in self.state.trained]
 
     @cached_property
     def total_epochs(self) -> int:
+        """Epochs of the schedule, or as the training rule sets them."""
         rule, schedule = self.config.rule, self.config.schedule
         return schedule.epochs if rule is None else rule.epochs(schedule)
 
     @cached_property
     def total_steps(self) -> int:
+        """Updates of the whole training."""
         return self.total_epochs * len(self.bounds)
 
     def _lr_at(self, step: int) -> float:
@@ -106,19 +109,19 @@ class LaneTrainer:
         return schedule.lr_at(step, per_epoch) if rule is None else rule.lr_at(schedule, step, per_epoch)
 
     def threads(self) -> int | None:
-        """1 for a group so small that handing work to a second thread costs more than it saves; None: as set."""
+        """Returns 1 for a group so small that a second thread costs more than it saves; None to leave the setting."""
         multiplications = sum(p.numel() for p in self.state.parameters.values()) * min(
             self.config.schedule.batch_size, self.num_points
         )
         return 1 if self.device.type == "cpu" and multiplications < SMALL_STEP else None
 
     def step_seconds(self) -> float:
-        """Seconds of one training step of all lanes, measured on three that count (for a group made to be timed)."""
-        with self.at_work():
+        """Measures the seconds of one step of all lanes. It changes the weights, so use a separate trainer."""
+        with self.training_mode():
             return seconds_of(self.advance, self.device) / 3
 
     def _epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """Every lane's order of its points in an epoch, [L, N], and in turn what augmentation does, [L, N, F]."""
+        """Every lane's data order in an epoch, [L, N], and the augmentation of each point in that order, [L, N, F]."""
         if self._drawn is None or self._drawn[0] != epoch:
             image, augment = self.lanes[0].task.spec.input_shape, self.config.augment
             orders, chosen = [], []
@@ -141,7 +144,7 @@ class LaneTrainer:
         """Mean −log p of each lane's batch, [L]."""
         assert y is not None
         if self.lanes[0].task.spec.kind == "classification" and len(self.lanes) == 1:
-            # The same in one call: a tenth of a small network's step.
+            # The same in one call; it saves a tenth of a small network's step.
             return nn.functional.cross_entropy(outputs.squeeze(0), y.squeeze(0)).unsqueeze(0)
         noise = torch.zeros(1, device=outputs.device) if log_noise is None else log_noise.unsqueeze(-2)
         return -self.config.noise.likelihood(self.lanes[0].task.spec.kind, noise).log_prob(outputs, y).mean(-1)
@@ -155,30 +158,40 @@ class LaneTrainer:
         return outputs.to(self.config.dtype)
 
     def resume(self, checkpoint: Path) -> int:
-        """Go on from a checkpoint, if there is a sound one; the step it stands at (0: from the start)."""
+        """Resumes from a checkpoint, if there is a readable one. Returns the step (0: from the beginning)."""
         if self.state.step == 0:
             self.state.load(checkpoint, self.device)
-            self._take_up_precisions()
+            self._apply_precisions()
         return self.state.step
 
     def train(
         self, checkpoint: Path | None, progress: Progress, stop: Callable[[], bool] = lambda: False
     ) -> list[Network]:
-        """Train to the end of the schedule and give one network a lane.
+        """Trains to the end of the schedule.
 
-        Raises `Diverged` at the first non-finite loss, and `Interrupted` after writing the
-        checkpoint once `stop()` is true. A checkpoint found at `checkpoint` is gone on from, and a
-        resumed training ends bit for bit where an uninterrupted one does at equal threads. Under the
-        strategy "loop" the caller makes one group of each lane.
+        A resumed training gives the same bits as an uninterrupted one with the same number of threads.
+
+        Args:
+            checkpoint: Path of the checkpoint; training resumes from it if it exists. None for no checkpoint.
+            progress: Called after every step.
+            stop: Checked after every step; if it returns true, the checkpoint is written and training stops.
+
+        Returns:
+            One network per lane.
+
+        Raises:
+            Diverged: At the first non-finite loss, or if the final weights are not finite.
+            Interrupted: If `stop()` returned true.
+            ValueError: For the strategy 'loop': these lanes need one trainer each.
         """
         if self.strategy == "loop":
-            raise ValueError("these lanes are to be trained one after the other, each in a group of its own")
+            raise ValueError("lanes with the strategy 'loop' must be trained one by one, with one trainer each")
         state = self.state
         if checkpoint is not None:
             self.resume(checkpoint)
         clock, last_saved = time.perf_counter(), time.perf_counter()
         per_epoch = len(self.bounds)
-        with self.at_work():
+        with self.training_mode():
             while state.step < self.total_steps and not (state.tuning is not None and state.tuning.converged):
                 epoch, position = divmod(state.step, per_epoch)
                 begin, end = self.bounds[position]
@@ -203,27 +216,30 @@ class LaneTrainer:
                     done = f"{state.step / per_epoch:.1f} of {self.total_epochs} epochs"
                     raise Interrupted(f"training stopped after {done}")
             state.seconds += time.perf_counter() - clock  # the last update of the prior
-            self._take_best()
+            self._restore_best()
             self._check_weights()
         return [self.network(i) for i in range(len(self.lanes))]
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """The module in training mode and threads as suit the size; both are put back."""
+    def training_mode(self) -> Iterator[None]:
+        """Puts the module into training mode and sets the number of threads (see `threads`); restores both."""
         was_training = self.module.training
         self.module.train()
-        threads_found, threads = torch.get_num_threads(), self.threads()
+        previous_threads = torch.get_num_threads()
         try:
-            torch.set_num_threads(threads or threads_found)
+            torch.set_num_threads(self.threads() or previous_threads)
             yield
         finally:
-            torch.set_num_threads(threads_found)
+            torch.set_num_threads(previous_threads)
             self.module.train(was_training)
 
     def advance(self) -> Tensor:
-        """One update of every lane (while `at_work`); mean −log p of each lane's batch before it, [L].
+        """Updates every lane once (inside `training_mode`).
 
-        Batch, noise and learning rate follow from the step that the state stands at.
+        Batch, noise and learning rate depend only on the current step.
+
+        Returns:
+            Mean −log p of each lane's batch before the update, [L].
         """
         state, per_epoch = self.state, len(self.bounds)
         epoch, position = divmod(state.step, per_epoch)
@@ -237,14 +253,14 @@ class LaneTrainer:
         lr = self._lr_at(state.step)
         noise = {} if self._noise is None else self._noise.at(state.step, end - begin)
         nll = self._nll(self._outputs(x, noise), y, state.log_noise)
-        objective = nll if len(self.lanes) == 1 else nll.sum()  # one number, without an operation on it
+        objective = nll if len(self.lanes) == 1 else nll.sum()  # a single lane needs no sum
         if (penalty := self._penalty()) is not None:
             objective = objective + penalty.sum() / self.num_points
         grads = torch.autograd.grad(objective, state.trained, allow_unused=True)
         with torch.no_grad():
-            laid_out = [_laid_out(g, p) for g, p in zip(grads, self._moved, strict=True)]
+            laid_out = [_laid_out(g, p) for g, p in zip(grads, self._detached, strict=True)]
             self._add_decays(laid_out)
-            state.optimizer.step(self._moved, laid_out, lr)
+            state.optimizer.step(self._detached, laid_out, lr)
         state.step += 1
         return nll.detach()
 
@@ -253,44 +269,44 @@ class LaneTrainer:
         return lane_forward(self.module, self.strategy, self.state.parameters, self.state.buffers)
 
     def compile(self) -> str:
-        """Train through `torch.compile`; why not, where that cannot be (then nothing is changed)."""
+        """Switches the forward pass to `torch.compile`. Returns "", or the reason why not (then nothing changes)."""
         if self.strategy != "single" or self._noise is not None:
             return "it supports single networks without noise only"
         state = self.state
         compiled = lane_forward(self.module, "single", state.parameters, state.buffers, torch.compile(self.module))
-        kept = {name: b.clone() for name, b in state.buffers.items()}
+        saved = {name: b.clone() for name, b in state.buffers.items()}
         begin, end = self.bounds[0]
         x, y = self.data.gather(self._epoch(0)[0][:, begin:end])
         plain, self._forward = self._forward, compiled
         try:
-            with self.at_work():
+            with self.training_mode():
                 nll = self._nll(self._outputs(x, {}), y, state.log_noise).sum()
                 torch.autograd.grad(nll, state.trained, materialize_grads=True)
-        except Exception as error:  # of the compiler or of the tools it calls: any kind
+        except Exception as error:  # the compiler and the tools it calls raise errors of any kind
             self._forward = plain
             return " ".join(f"{type(error).__name__}: {error}".split())[:300]
         finally:
             for name, b in state.buffers.items():
-                b.copy_(kept[name])
+                b.copy_(saved[name])
         return ""
 
     def _penalty(self) -> Tensor | None:
-        """The rework's own part of the objective times N, [L]."""
+        """The noise transform's own term of the objective times N, [L]."""
         if self.config.noise_transform is None:
             return None
         leaves = self.state.parameters
         if self.strategy == "single":
             leaves = {n: p.unsqueeze(0) for n, p in self.module.named_parameters()}
-        return self.config.noise_transform.penalty(leaves, self._given_prior)
+        return self.config.noise_transform.penalty(leaves, self._base_prior)
 
     def _add_decays(self, grads: Sequence[Tensor]) -> None:
-        """The gradient of what in `_penalty` is quadratic, in place."""
+        """Adds, in place, the gradient of the noise transform's quadratic terms."""
         if self.config.noise_transform is None:
             return
-        decays = self.config.noise_transform.decays(self.state.parameters, self._given_prior)
-        for name, grad, moved in zip(self.state.parameters, grads, self._moved, strict=False):
+        decays = self.config.noise_transform.decays(self.state.parameters, self._base_prior)
+        for name, grad, p in zip(self.state.parameters, grads, self._detached, strict=False):
             if name in decays:
-                grad.addcmul_(moved, decays[name].reshape(-1, *[1] * (moved.dim() - 1)), value=1 / self.num_points)
+                grad.addcmul_(p, decays[name].reshape(-1, *[1] * (p.dim() - 1)), value=1 / self.num_points)
 
     def _check_finite(self, nll: Tensor, step: int) -> None:
         if math.isfinite(nll.sum().item()):
@@ -305,7 +321,7 @@ class LaneTrainer:
         )
 
     def _check_weights(self) -> None:
-        """The last loss was finite; the update after it may not have been."""
+        """Raises `Diverged` for non-finite weights: after the last update no loss is computed that would show them."""
         tensors = [*self.state.parameters.values(), *(b for b in self.state.buffers.values() if b.is_floating_point())]
         finite = torch.stack([torch.isfinite(t.detach()).reshape(len(self.lanes), -1).all(1) for t in tensors]).all(0)
         if not bool(finite.all()):
@@ -322,8 +338,8 @@ class LaneTrainer:
         penalty = torch.zeros(lanes, device=self.device)
         for name, p in state.parameters.items():
             penalty += self.prior[name] / (2 * self.num_points) * p.square().reshape(lanes, -1).sum(-1)
-        if (own := self._penalty()) is not None:
-            penalty += own / self.num_points
+        if (noise_penalty := self._penalty()) is not None:
+            penalty += noise_penalty / self.num_points
         noise = None if state.log_noise is None else state.log_noise.exp().mean(-1).tolist()
         for i, value in enumerate(penalty.tolist()):
             row = {"epoch": epoch + 1, "seconds": state.seconds, "loss": nll[i] + value, "nll": nll[i], "lr": lr}
@@ -333,41 +349,41 @@ class LaneTrainer:
         state.nll_sum.zero_()
 
     def _tune(self, epoch: int) -> None:
-        """Let the rule, if there is one, change the prior after `epoch` epochs."""
+        """Lets the training rule, if there is one, change the prior after `epoch` epochs."""
         rule, tuning, schedule = self.config.rule, self.state.tuning, self.config.schedule
         if rule is None or tuning is None or not rule.due(schedule, epoch):
             return
         lane = self.lanes[0]
         rule.update(self.network(0), lane.task, tuning, epoch, lane.seed)
-        self._take_up_precisions()
+        self._apply_precisions()
         self.state.history[0][-1]["evidence_nats"] = tuning.trace[-1]["evidence_nats"]
         if rule.restarts(schedule, epoch):
             for moment in self.state.optimizer.state:
                 moment.zero_()
 
-    def _take_up_precisions(self) -> None:
-        """Train under the precisions that the rule has chosen."""
+    def _apply_precisions(self) -> None:
+        """Continues with the precisions that the training rule has selected."""
         if self.state.tuning is not None:
             self.prior = dict(self.state.tuning.precisions)
             decays = [self.prior[name] / self.num_points for name in self.state.parameters]
             self.state.optimizer.decay([*decays, *[0.0] * (len(self.state.trained) - len(decays))])
 
     @torch.no_grad()
-    def _take_best(self) -> None:
-        """End with the weights and the precisions that the rule has kept, if it has kept some."""
+    def _restore_best(self) -> None:
+        """Restores the weights and precisions that the training rule has saved as the best, if any."""
         state = self.state
         if state.tuning is None or not (best := state.tuning.best):
             return
-        for kept, now in ((best["parameters"], state.parameters), (best["buffers"], state.buffers)):
-            for name, t in now.items():
-                t[0].copy_(kept[name])
+        for saved, current in ((best["parameters"], state.parameters), (best["buffers"], state.buffers)):
+            for name, t in current.items():
+                t[0].copy_(saved[name])
         if state.log_noise is not None and best["log_noise"] is not None:
             state.log_noise[0].copy_(best["log_noise"])
         state.tuning.precisions = dict(best["precisions"])
-        self._take_up_precisions()
+        self._apply_precisions()
 
     def network(self, i: int) -> Network:
-        """Lane i as it stands, as a network of its own."""
+        """Returns a copy of lane i in its current state."""
         state, lane = self.state, self.lanes[i]
         parameters = {
             n: p[i].detach().clone(memory_format=torch.contiguous_format) for n, p in state.parameters.items()

@@ -1,9 +1,8 @@
-"""Lanes: L independent networks trained at once, and the rule by which they are stacked.
+"""Lanes: L independent networks trained at once, and the rule that decides whether they are stacked.
 
-The rule (`stack=auto`): a network whose own layers take stacked weights is always stacked (batched
-matrix products; 16 times faster than a loop for small MLPs on two cores). Any other network is
-trained one after the other on a CPU, where vmapped convolutions are slower than a loop, and on a
-GPU whichever of the two a probe of three steps finds faster.
+With `stack=auto`, networks whose layers accept stacked weights are always stacked (batched matrix products; 16 times
+faster than a loop for small MLPs on two cores). Other networks are trained one after the other on a CPU, where vmapped
+convolutions are slower than a loop. On a GPU, a probe of three steps decides.
 """
 
 from __future__ import annotations
@@ -32,18 +31,27 @@ def lane_forward(
     buffers: Tensors,
     called: Callable[[Tensor], Tensor] | None = None,
 ) -> Forward:
-    """A function (x [L, B, ...], noise) -> outputs [L, B, K] of lanes with parameters and buffers [L, ...].
+    """Returns the forward pass of all lanes: (x [L, B, ...], noise) -> outputs [L, B, K].
 
-    `noise` holds further buffers [L, ...] for one call. Buffers are updated in place, so batch
-    statistics of training stay with their lane. Under "single" the tensors must be the module's
-    own, seen with a lane axis: swapping them in and out would cost as much as a small network does.
-    There `called` is what stands for the module where no noise enters (the module compiled).
+    `noise` holds further buffers [L, ...] for one call. Buffers are updated in place, so each lane keeps its own batch
+    statistics.
+
+    Args:
+        module: The module of one network.
+        strategy: 'single', 'native' or 'vmap'.
+        parameters: Stacked parameters [L, ...]. For 'single' they and the buffers must be views of the module's own
+            tensors: swapping them in and out would cost as much as a small network does.
+        buffers: Stacked buffers [L, ...].
+        called: For 'single', called in place of the module if there is no noise (the compiled module).
+
+    Raises:
+        ValueError: For the strategy 'loop', which has no joint forward pass.
     """
     if strategy == "single":
         plain = module if called is None else called
 
         def single(x: Tensor, noise: Tensors) -> Tensor:
-            # Convolutions are faster on images whose channels lie next to each other; so do the weights' here.
+            # Convolutions are faster in the memory format channels_last, which the weights have as well.
             batch = x[0].contiguous(memory_format=torch.channels_last) if x.dim() == 5 else x[0]
             outputs = functional_call(module, {n: b[0] for n, b in noise.items()}, (batch,)) if noise else plain(batch)
             return outputs.unsqueeze(0)
@@ -62,9 +70,9 @@ def lane_forward(
 
 
 def concatenate(splits: Sequence[Split]) -> tuple[Split, Tensor]:
-    """One split that holds every lane's points, and the offset [L, 1] of each lane's first point.
+    """Returns one split with the points of all lanes, and the offset [L, 1] of each lane's first point.
 
-    Lanes that train on the same data share one copy of it.
+    Lanes that train on the same data share one copy of them.
     """
     first = splits[0]
     if all(s is first for s in splits):
@@ -90,7 +98,15 @@ def choose_strategy(
     setting: str,
     probe: Callable[[Strategy], float] | None = None,
 ) -> Strategy:
-    """The strategy for `num_lanes` under the rule above; `probe` gives the seconds of a few steps of one strategy."""
+    """Selects the strategy by the rule of this module.
+
+    Args:
+        module: The module of one network.
+        num_lanes: Number of lanes L.
+        device: Where they are trained.
+        setting: `stack`: 'auto', 'always' or 'never'.
+        probe: Measures the seconds of a training step: of one lane for 'single', of all for 'vmap'.
+    """
     if num_lanes == 1:
         return "single"
     if setting == "never":
@@ -105,7 +121,7 @@ def choose_strategy(
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
-    """Seconds of `repeats` calls after one that is not counted, with the device's queue drained."""
+    """Measures the total time of `repeats` calls after one warm-up call, in seconds; waits for the device to finish."""
     work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,12 +1,12 @@
-"""Networks reworked for training: stochastic layers whose noise is an input, not hidden randomness.
+"""Stochastic layers whose noise is an input of the network, not hidden randomness.
 
-A method may ask, in its `TrainingSpec`, for a network in which some weight layers multiply what they
-receive by noise. The noise lies in one buffer a layer, `<layer>.noise` [B, F]; an empty one
-([0, F], as built) means no noise: the network at the mean of its noise. Training fills the buffers
-from a stream of (lane seed, step), so lanes equal lanes alone and a resumed training goes on bit for
-bit; a posterior draw fills them with one row [1, F] for all points, so it is a frozen function.
+The `TrainingSpec` of a method may require a network in which some weight layers change their input by noise. The noise
+is a buffer of the layer, `<layer>.noise` [B, F]. An empty buffer ([0, F], the initial state) means no noise: the
+network at the mean of its noise. Training fills the buffers from a stream of (lane seed, step), so a lane does not
+depend on other lanes, and a resumed training gives the same bits. A posterior draw fills them with one row [1, F] for
+all points, so it is a frozen function.
 
-Letters: L lanes, B points of a batch, F features (channels) that a layer receives.
+Letters: L lanes, B points of a batch, F features (channels) of a layer's input.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.rng import generator
 
 NOISE = "noise"
-_BLOCK = 2**18  # numbers of noise drawn at once for one lane
+_BLOCK = 2**18  # random numbers drawn at once for one lane
 
 Where = Literal["auto", "all", "hidden"]
 NoiseLayer = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""(layer, its input, its noise laid out to broadcast against the input) -> what the layer receives instead."""
+"""(layer, its input, its noise in a shape that broadcasts against the input) -> the new input of the layer."""
 
 
 def weight_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """Linear layers and convolutions by name, in the order in which the network registers them."""
+    """Returns the linear layers and convolutions by name, in the order of their registration."""
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
     return {name: m for name, m in module.named_modules() if isinstance(m, kinds)}
 
 
 def noisy_layers(module: nn.Module, where: Where) -> list[str]:
-    """The weight layers whose inputs get noise.
+    """Returns the names of the weight layers whose inputs get noise.
 
-    all: every one, the first included (Gal & Ghahramani 2016 for regression); hidden: all but the
-    first; auto: hidden where the first is a convolution, since a dropped channel of an image would be
-    the image (their LeNet drops no input either), else all.
+    Args:
+        module: The network.
+        where: 'all': every layer, also the first (Gal & Ghahramani 2016 for regression). 'hidden': all but the first.
+            'auto': 'hidden' if the first layer is a convolution, because dropping the channel of a grey image would
+            drop the image (their LeNet drops no input either); else 'all'.
     """
     layers = weight_layers(module)
     names = list(layers)
@@ -49,9 +51,17 @@ def noisy_layers(module: nn.Module, where: Where) -> list[str]:
 
 
 def insert_noise(module: nn.Module, names: Sequence[str], layer: NoiseLayer) -> None:
-    """Let the named weight layers receive `layer(module, x, noise)`. Convolutions have one number a channel.
+    """Registers noise buffers and hooks, so that the named weight layers receive `layer(module, x, noise)`.
 
-    Raises `UserError` when there is no layer to name.
+    The noise has one number per input feature of a linear layer, and one per input channel of a convolution.
+
+    Args:
+        module: The network; changed in place.
+        names: Names of its weight layers.
+        layer: Computes the new input of a layer.
+
+    Raises:
+        UserError: If `names` is empty.
     """
     if not names:
         raise UserError(
@@ -73,7 +83,7 @@ def _hook(layer: NoiseLayer, name: str) -> Callable[[nn.Module, tuple[Tensor, ..
         noise = getattr(module, NOISE)
         if noise.shape[-2] == 0:
             return inputs
-        # Positions (tokens before the last axis, pixels after the channels) share the noise of their point.
+        # All positions of a point (tokens before the last axis, pixels after the channels) share its noise.
         extra = (1,) * (x.dim() - noise.dim())
         shape = (*noise.shape, *extra)
         if isinstance(module, nn.Linear):
@@ -91,17 +101,25 @@ def _hook(layer: NoiseLayer, name: str) -> Callable[[nn.Module, tuple[Tensor, ..
 
 
 def noise_widths(module: nn.Module) -> dict[str, int]:
-    """Every noise buffer's full name and width F, in order."""
+    """Returns the full name and the width F of every noise buffer, in order."""
     return {name: b.shape[-1] for name, b in module.named_buffers() if name.rpartition(".")[2] == NOISE}
 
 
 def split_noise(noise: Tensor, widths: Mapping[str, int]) -> dict[str, Tensor]:
-    """Noise [..., ΣF] as a buffer for each layer."""
+    """Splits noise [..., ΣF] into one buffer [..., F] per layer."""
     return dict(zip(widths, noise.split(list(widths.values()), dim=-1), strict=True))
 
 
 class StepNoise:
-    """The noise of every training step: lane l at step t has its own part of the stream (seed of l, "dropout")."""
+    """The noise of training steps, from the stream (lane seed, "dropout").
+
+    Args:
+        noise_transform: Samples the noise.
+        module: The network, with noise buffers.
+        seeds: Seed of each lane, L of them.
+        batch: Largest batch size.
+        device: Where the noise is used.
+    """
 
     def __init__(
         self, noise_transform: NoiseTransform, module: nn.Module, seeds: Sequence[int], batch: int, device: torch.device
@@ -114,8 +132,8 @@ class StepNoise:
         self._block: tuple[int, Tensor] | None = None
 
     def at(self, step: int, points: int) -> dict[str, Tensor]:
-        """Buffers [L, points, F] for step `step`, counted from 0."""
-        block, place = divmod(step, self.steps)
+        """Returns the buffers [L, points, F] of step number `step` (from 0)."""
+        block, position = divmod(step, self.steps)
         if self._block is None or self._block[0] != block:
             rows = self.steps * self.batch
             lanes = [
@@ -124,4 +142,4 @@ class StepNoise:
             ]
             noise = torch.stack(lanes).to(self.device, self.dtype)
             self._block = block, noise.reshape(len(lanes), self.steps, self.batch, -1)
-        return split_noise(self._block[1][:, place, :points], self.widths)
+        return split_noise(self._block[1][:, position, :points], self.widths)

@@ -1,8 +1,8 @@
-"""Adam and SGD over stacked tensors, by torch's own functional update steps.
+"""Adam and SGD over stacked tensors, by PyTorch's functional update steps.
 
-`torch.optim`'s classes import the compiler stack when the first of them is made, which doubles the
-start of a small run; the functions behind them do not. The state is plain tensors, so a checkpoint
-holds nothing else. Updates act on each number alone: a lane among others moves as it would alone.
+The classes of `torch.optim` import the compiler stack when the first one is constructed, which doubles the start-up
+time of a small run; the functions behind them do not. The state is plain tensors, so a checkpoint contains nothing
+else. Updates are elementwise, so a lane does not depend on other lanes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from bnn_runner.training.schedules import Schedule
 
 
 class Optimizer(Protocol):
-    """One update in place; `state` is all that the next one depends on beside the tensors themselves."""
+    """An optimiser; together with the tensors themselves, `state` determines the next update."""
 
     state: list[Tensor]
 
     def decay(self, decays: Sequence[float]) -> None:
-        """From now on these decays, one a tensor."""
+        """Sets the decay of each tensor for the following steps."""
         ...
 
-    def step(self, tensors: Sequence[Tensor], grads: Sequence[Tensor], lr: float) -> None: ...
+    def step(self, tensors: Sequence[Tensor], grads: Sequence[Tensor], lr: float) -> None:
+        """Updates the tensors in place."""
+        ...
 
 
 class Adam:
-    """Kingma & Ba 2015, β = (0.9, 0.999), ε = 1e-8; `decays` times each tensor joins its gradient."""
+    """Adam (Kingma & Ba 2015), β = (0.9, 0.999), ε = 1e-8; decay × tensor is added to the gradient."""
 
     def __init__(self, tensors: Sequence[Tensor], decays: Sequence[float], fused: bool) -> None:
         self.count, self.fused = len(tensors), fused
@@ -55,7 +57,7 @@ class Adam:
 
 
 class SGD:
-    """Momentum m ← μ m + g, g with decay times the tensor; the step is m, or g + μ m (Nesterov)."""
+    """SGD with momentum: m ← μ m + g, where g includes decay × tensor; the step is m, or g + μ m (Nesterov)."""
 
     def __init__(
         self, tensors: Sequence[Tensor], decays: Sequence[float], fused: bool, momentum: float, nesterov: bool
@@ -78,15 +80,21 @@ class SGD:
 
 
 def _parts(decays: Sequence[float]) -> list[tuple[float, list[int]]]:
-    """Each distinct decay with the places of its tensors: the update functions take one decay a call."""
-    places: dict[float, list[int]] = {}
+    """Each distinct decay with the indices of its tensors: the update functions take one decay per call."""
+    indices: dict[float, list[int]] = {}
     for i, decay in enumerate(decays):
-        places.setdefault(decay, []).append(i)
-    return list(places.items())
+        indices.setdefault(decay, []).append(i)
+    return list(indices.items())
 
 
 def make_optimizer(schedule: Schedule, tensors: Sequence[Tensor], decays: Sequence[float]) -> Optimizer:
-    """The schedule's optimiser, with fused updates where the device has them."""
+    """Returns the schedule's optimiser, with fused updates if the device supports them.
+
+    Args:
+        schedule: Names the optimiser and its momentum.
+        tensors: The tensors to update.
+        decays: Decay of each tensor.
+    """
     detached = [t.detach() for t in tensors]
     fused = tensors[0].device.type in ("cpu", "cuda")
     if schedule.optimizer == "adam":

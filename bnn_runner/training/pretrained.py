@@ -1,7 +1,7 @@
-"""Networks trained elsewhere: weights out of a file, put into the model by name and shape, and tried on the task.
+"""Networks trained elsewhere: weights read from a file, matched to the model by name and shape, and scored on the task.
 
-Files are read without running code: safetensors, or torch files of plain tensors (weights_only). What
-counts is the content: the same tensors in another file, under another prefix, are the same network.
+Reading a file runs no code: safetensors, or torch files of plain tensors (weights_only). Only the content counts: the
+same tensors in another file, or under another prefix, are the same network.
 """
 
 from __future__ import annotations
@@ -23,18 +23,25 @@ from bnn_runner.training.cache import content_digest
 from bnn_runner.training.state import TrainingConfig, residual_log_noise
 
 INSIDE = ("state_dict", "model_state_dict", "model", "network", "net")
-"""Where common checkpoints keep the state dict beside optimiser states and counters, in this order."""
+"""Entries in which common checkpoints store the state dict, next to optimiser states and counters; tried in order."""
 PREFIXES = ("module.", "model.", "_orig_mod.", "net.", "network.")
-"""What wrappers (DataParallel, Lightning, torch.compile) put before every name."""
-TRIED_POINTS = 2000
-"""Points of each part that a given network is tried on, evenly spread: enough to see whether it fits."""
+"""Prefixes that wrappers (DataParallel, Lightning, torch.compile) add to every name."""
+SCORED_POINTS = 2000
+"""Points of each part on which a pretrained network is scored, evenly spaced: enough to see whether it fits."""
 _SHOWN = 6
-_HOW_TO_SAVE = "Save only the state dict, torch.save(network.state_dict(), 'weights.pt'), and give that file."
+_HOW_TO_SAVE = "Save only the state dict, torch.save(network.state_dict(), 'weights.pt'), and use that file."
 
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """The state dict of a file, names without common prefixes. `digest` is of the content alone."""
+    """The state dict of a file.
+
+    Attributes:
+        path: The file.
+        tensors: Name without common prefixes -> tensor on the CPU.
+        digest: Hash of the tensors.
+        notes: Lines for the user about how the file was read.
+    """
 
     path: Path
     tensors: Mapping[str, Tensor]
@@ -43,9 +50,13 @@ class PretrainedWeights:
 
 
 def read_weights(path: Path) -> PretrainedWeights:
-    """The state dict in `path` on the CPU. Raises `UserError` for a file that is absent, damaged or holds code."""
+    """Reads the state dict in a file.
+
+    Raises:
+        UserError: If the file is missing, damaged, contains objects other than tensors, or has non-finite values.
+    """
     if not path.is_file():
-        raise UserError(f"model.weights={path} does not exist. It must be a file: .safetensors or torch.save.")
+        raise UserError(f"model.weights={path} does not exist. Give a .safetensors file, or one written by torch.save.")
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     notes = []
     if not any(isinstance(v, Tensor) for v in content.values()):
@@ -57,17 +68,17 @@ def read_weights(path: Path) -> PretrainedWeights:
                 break
     tensors = {str(n): t.detach() for n, t in content.items() if isinstance(t, Tensor)}
     if not tensors:
-        found = ", ".join(map(str, list(content)[:_SHOWN])) or "nothing"
-        raise UserError(f"model.weights={path} must contain a state dict; it contains {found}. {_HOW_TO_SAVE}")
-    bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
-    if bad:
+        entries = ", ".join(map(str, list(content)[:_SHOWN])) or "nothing"
+        raise UserError(f"model.weights={path} must contain a state dict; it contains {entries}. {_HOW_TO_SAVE}")
+    not_finite = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    if not_finite:
         raise UserError(
-            f"model.weights={path} must have finite values; {_listed(bad)} has infinite or NaN ones. Give the "
+            f"model.weights={path} must have finite values; {_listed(not_finite)} has infinite or NaN ones. Give the "
             "weights of a training that did not diverge."
         )
-    kinds = {str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()} - {"float32"}
-    if kinds:
-        notes.append(f"{path.name} contains {' and '.join(sorted(kinds))} numbers, which are converted to float32")
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()} - {"float32"}
+    if dtypes:
+        notes.append(f"{path.name} contains {' and '.join(sorted(dtypes))} numbers, which are converted to float32")
     plain = {short: tensors[name] for name, short in canonical(tensors).items()}
     return PretrainedWeights(path, plain, content_digest(plain), tuple(notes))
 
@@ -77,7 +88,7 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
     from safetensors.torch import load
 
     try:
-        return load(path.read_bytes())  # copies: a mapped file that is cut short later would end the process
+        return load(path.read_bytes())  # memory-mapped tensors crash the process if the file is truncated later
     except (SafetensorError, OSError) as error:
         raise UserError(f"Could not read model.weights={path} as safetensors ({error}). {_HOW_TO_SAVE}") from error
 
@@ -101,7 +112,7 @@ def _read_torch(path: Path) -> Mapping[str, Any]:
 
 
 def canonical(names: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
-    """{name: name without the prefixes that all names share}."""
+    """Returns {name: name without the prefixes in `PREFIXES` that all names share}."""
     full = list(names)
     short = list(full)
     while prefix := next((p for p in PREFIXES if short and all(n.startswith(p) for n in short)), None):
@@ -109,62 +120,83 @@ def canonical(names: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
     return dict(zip(full, short, strict=True))
 
 
-def put_into(module: nn.Module, given: PretrainedWeights, what: str) -> dict[str, Tensor]:
-    """The file's tensors under the module's own names. Raises `UserError` with every name that does not fit.
+def match_weights(module: nn.Module, weights: PretrainedWeights, what: str) -> dict[str, Tensor]:
+    """Matches the tensors of a file to the entries of a module's state dict, by name and shape.
 
-    `what` names the model in messages ('model=resnet20 on data=cifar10'). Batch counters of norm
-    layers, which no number depends on, and empty buffers may be absent.
+    Batch counters of norm layers, which affect no result, and empty buffers may be missing in the file.
+
+    Args:
+        module: The network.
+        weights: Content of the file.
+        what: Name of the model in messages: 'model=resnet20 on data=cifar10'.
+
+    Returns:
+        The file's tensors, under the names of the module.
+
+    Raises:
+        UserError: With all names, shapes and types that do not fit.
     """
-    wanted = module.state_dict()
-    own = {short: name for name, short in canonical(wanted).items()}
+    state = module.state_dict()
+    names = {short: name for name, short in canonical(state).items()}
     optional = {
-        short for short, name in own.items() if name.endswith("num_batches_tracked") or not wanted[name].numel()
+        short for short, name in names.items() if name.endswith("num_batches_tracked") or not state[name].numel()
     }
-    missing = sorted(set(own) - set(given.tensors) - optional)
-    unexpected = sorted(set(given.tensors) - set(own))
-    shapes, kinds = [], []
-    for short in sorted(set(own) & set(given.tensors)):
-        theirs, ours = given.tensors[short], wanted[own[short]]
-        if theirs.shape != ours.shape:
-            shapes.append(f"{short} is {list(theirs.shape)} in the file and {list(ours.shape)} in the network")
-        elif theirs.is_floating_point() != ours.is_floating_point():
-            kinds.append(f"{short} is {theirs.dtype} in the file and {ours.dtype} in the network")
-    told = [
-        *([f"missing in the file: {_listed(missing)}"] if missing else []),
-        *([f"not in the network: {_listed(unexpected)}"] if unexpected else []),
-        *([f"other shapes: {_listed(shapes, '; ')}"] if shapes else []),
-        *([f"other kinds of numbers: {_listed(kinds, '; ')}"] if kinds else []),
+    missing = sorted(set(names) - set(weights.tensors) - optional)
+    unexpected = sorted(set(weights.tensors) - set(names))
+    shapes, dtypes = [], []
+    for short in sorted(set(names) & set(weights.tensors)):
+        in_file, in_network = weights.tensors[short], state[names[short]]
+        if in_file.shape != in_network.shape:
+            shapes.append(f"{short} is {list(in_file.shape)} in the file and {list(in_network.shape)} in the network")
+        elif in_file.is_floating_point() != in_network.is_floating_point():
+            dtypes.append(f"{short} is {in_file.dtype} in the file and {in_network.dtype} in the network")
+    differences = [
+        *([f"Missing in the file: {_listed(missing)}."] if missing else []),
+        *([f"Not in the network: {_listed(unexpected)}."] if unexpected else []),
+        *([f"Different shapes: {_listed(shapes, '; ')}."] if shapes else []),
+        *([f"Different types: {_listed(dtypes, '; ')}."] if dtypes else []),
     ]
-    if told:
+    if differences:
         raise UserError(
-            f"model.weights={given.path} does not fit {what}. {'. '.join(t[0].upper() + t[1:] for t in told)}. "
-            "Choose the model=... and its settings as the network was trained."
+            f"model.weights={weights.path} does not fit {what}. {' '.join(differences)} Choose the model=... and its "
+            "settings with which the network was trained."
         )
-    return {own[short]: t for short, t in given.tensors.items()}
+    return {names[short]: t for short, t in weights.tensors.items()}
 
 
 def _listed(names: Sequence[str], separator: str = ", ") -> str:
-    """The first few of them, and how many there are."""
+    """The first few names, and how many more there are."""
     rest = len(names) - _SHOWN
     return separator.join(names[:_SHOWN]) + (f"{separator}and {rest} more" if rest > 0 else "")
 
 
 def pretrained_network(
-    module: nn.Module, given: PretrainedWeights, config: TrainingConfig, task: Task, key: str
+    module: nn.Module, weights: PretrainedWeights, config: TrainingConfig, task: Task, key: str
 ) -> Network:
-    """The given weights as a trained network on the module's device, in the training's dtype.
+    """Returns a trained network with pretrained weights, on the module's device and in the dtype of the training.
 
-    Regression noise: likelihood.noise=fixed as stated, else the residual one (learning it would be training).
+    The noise of regression is that of likelihood.noise=fixed if set, else the residual noise, because learning it
+    would be training.
+
+    Args:
+        module: The network's module; it is not changed.
+        weights: The pretrained weights.
+        config: Noise rule, prior and dtype.
+        task: The data.
+        key: Cache key of the network.
+
+    Raises:
+        UserError: If the weights do not fit the module.
     """
-    own = put_into(module, given, f"data={task.spec.name}")
+    matched = match_weights(module, weights, f"data={task.spec.name}")
     device = next(module.parameters()).device
 
-    def placed(t: Tensor) -> Tensor:
+    def copied(t: Tensor) -> Tensor:
         return t.to(device, config.dtype if t.is_floating_point() else None).clone()
 
-    parameters = {n: placed(own[n]) for n, _ in module.named_parameters()}
-    # A buffer that no state dict holds (a fixed table) is as the module makes it.
-    buffers = {n: placed(own.get(n, b)) for n, b in module.named_buffers()}
+    parameters = {n: copied(matched[n]) for n, _ in module.named_parameters()}
+    # Buffers that are not part of a state dict (fixed tables) keep the module's values.
+    buffers = {n: copied(matched.get(n, b)) for n, b in module.named_buffers()}
     log_noise = None
     if task.spec.kind == "regression" and config.noise.form == "homoscedastic":
         if config.noise.noise == "fixed":
@@ -177,38 +209,44 @@ def pretrained_network(
 
 
 @dataclass(frozen=True)
-class Trial:
-    """How a given network does on the task: {part: {n, accuracy or rmse and r2, loglik}}, and what to be told."""
+class PretrainedScores:
+    """How well a pretrained network fits the task.
+
+    Attributes:
+        parts: {part: {n, accuracy or rmse and r2, loglik}}.
+        warnings: Messages for the user.
+    """
 
     parts: dict[str, dict[str, float]]
     warnings: tuple[str, ...] = field(default=())
 
     def lines(self) -> list[str]:
-        """One line a part, for a person."""
-        told = []
-        for name, found in self.parts.items():
-            score = f"accuracy {found['accuracy']:.3f}" if "accuracy" in found else f"rmse {found['rmse']:.4g}"
-            told.append(
-                f"  {name:<5} {score}, log-likelihood {found['loglik']:.4g} nats a point ({found['n']:,} points)"
+        """Returns one line per part for the user."""
+        lines = []
+        for name, scores in self.parts.items():
+            score = f"accuracy {scores['accuracy']:.3f}" if "accuracy" in scores else f"rmse {scores['rmse']:.4g}"
+            lines.append(
+                f"  {name:<5} {score}, log-likelihood {scores['loglik']:.4g} nats per point ({scores['n']:,} points)"
             )
-        return told
+        return lines
 
 
 @torch.no_grad()
-def try_on(network: Network, task: Task) -> Trial:
-    """Accuracy (or root mean squared error, original units) and log-likelihood on train, val and test.
+def score_pretrained(network: Network, task: Task) -> PretrainedScores:
+    """Scores a pretrained network on train, val and test.
 
-    A network no better than always the same answer is warned about: then the inputs are
-    not prepared as they were in its training, or classes are in another order.
+    The scores are accuracy (or root mean squared error in original units) and log-likelihood. A network that is no
+    better than a constant prediction gets a warning: probably its inputs were prepared differently in training, or its
+    classes have another order.
     """
-    parts = {n: _tried(network, task, s) for n, s in task.splits().items() if n in ("train", "val", "test") and len(s)}
-    worst = [name for name, found in parts.items() if found["no_better"]]
+    parts = {n: _score(network, task, s) for n, s in task.splits().items() if n in ("train", "val", "test") and len(s)}
+    worst = [name for name, scores in parts.items() if scores["no_better"]]
     warnings: tuple[str, ...] = ()
     if "train" in worst or "test" in worst:
         cause = (
-            "inputs and targets are standardised on the training part here"
+            "inputs and targets are standardised here on the training part"
             if task.spec.kind == "regression"
-            else "inputs are scaled here as this data set does, and classes are in its own order"
+            else "inputs are scaled and classes are ordered here as in this data set"
         )
         warnings = (
             (
@@ -217,16 +255,17 @@ def try_on(network: Network, task: Task) -> Trial:
                 "better"
             ),
         )
-    return Trial({n: {k: v for k, v in found.items() if k != "no_better"} for n, found in parts.items()}, warnings)
+    plain = {n: {k: v for k, v in scores.items() if k != "no_better"} for n, scores in parts.items()}
+    return PretrainedScores(plain, warnings)
 
 
-def _tried(network: Network, task: Task, split: Split) -> dict[str, float]:
-    """One part's numbers; `no_better` is 1 where a constant answer does as well (within two standard errors)."""
-    count = min(len(split), TRIED_POINTS)
-    few = split.subset(torch.linspace(0, len(split) - 1, count).round().long())
-    outputs = torch.cat([network(x) for x, _ in few.batches(64)])
-    assert few.targets is not None
-    y = few.targets
+def _score(network: Network, task: Task, split: Split) -> dict[str, float]:
+    """Scores of one part; `no_better` is 1 if a constant prediction is as good (within two standard errors)."""
+    count = min(len(split), SCORED_POINTS)
+    subset = split.subset(torch.linspace(0, len(split) - 1, count).round().long())
+    outputs = torch.cat([network(x) for x, _ in subset.batches(64)])
+    assert subset.targets is not None
+    y = subset.targets
     loglik = float(network.likelihood.log_prob(outputs, y).mean())
     if task.spec.kind == "classification":
         accuracy = float((outputs.argmax(-1) == y).double().mean())
@@ -241,23 +280,38 @@ def _tried(network: Network, task: Task, split: Split) -> dict[str, float]:
 
 
 def count_problems(count: int, members: Sequence[int], method: str) -> list[str]:
-    """Why `count` given networks do not serve a method that needs the trained networks `members`."""
-    needed = len(set(members))
-    if needed == count:
+    """Returns a message if the number of pretrained networks does not suit the method.
+
+    Args:
+        count: Number of pretrained networks.
+        members: The member numbers of the networks that the method requires.
+        method: The choice of the method, for the message.
+    """
+    required = len(set(members))
+    if required == count:
         return []
-    network = "network" if needed == 1 else "networks"
+    network = "network" if required == 1 else "networks"
     return [
-        f"method={method} requires {needed} trained {network}; model.weights gives {count}. "
+        f"method={method} requires {required} trained {network}; model.weights gives {count}. "
         + (
             "Give one file for each, model.weights=[a.pt,b.pt,...], or choose a method with one network."
-            if needed > 1
+            if required > 1
             else "Give one file, model.weights=a.pt (with -m and commas, each is a separate run)."
         )
     ]
 
 
 def read_all(paths: Sequence[Path], build: Callable[[], nn.Module] | None, what: str) -> tuple[PretrainedWeights, ...]:
-    """Every file, checked against the module that `build` makes. Raises `UserError` with all problems."""
+    """Reads several files and checks them against a module.
+
+    Args:
+        paths: The files.
+        build: Builds the module; None to skip the check.
+        what: Name of the model in messages: 'model=resnet20 on data=cifar10'.
+
+    Raises:
+        UserError: With the problems of all files.
+    """
     problems: list[str] = []
     read: list[PretrainedWeights] = []
     module = build() if build is not None else None
@@ -265,7 +319,7 @@ def read_all(paths: Sequence[Path], build: Callable[[], nn.Module] | None, what:
         try:
             read.append(read_weights(path))
             if module is not None:
-                put_into(module, read[-1], what)
+                match_weights(module, read[-1], what)
         except UserError as error:
             problems += error.problems
     if problems:

@@ -1,8 +1,7 @@
-"""Get the trained networks a run needs: from the cache, or trained in lanes, each training once.
+"""Provides the trained networks that a run needs: from the cache, or trained in lanes, each network once.
 
-Trainings of one run that are not cached yet are grouped by their number of points (those of one
-task, or of several seeds' tasks) and by what the network is reworked to, and trained as lanes, if
-the rule of `lanes` says so.
+Networks that are not in the cache yet are grouped by their number of training points and their noise transform; the
+groups may span several seeds. Each group is trained as lanes if the rule in `lanes` says so.
 """
 
 from __future__ import annotations
@@ -29,7 +28,17 @@ from bnn_runner.training.state import Lane, TrainingConfig
 
 @dataclass(frozen=True)
 class Training:
-    """One network that a run needs: trained here, left as it starts (not `trained`), or `pretrained` elsewhere."""
+    """One network that a run needs.
+
+    Attributes:
+        task: The data.
+        lane_seed: Seed of the network.
+        key: Cache key.
+        label: Name for messages.
+        trained: Whether it is trained; if not, it keeps its initial weights.
+        noise_transform: Inserts noise layers, if the method requires them.
+        pretrained: Weights of a network trained elsewhere; None to train here.
+    """
 
     task: Task
     lane_seed: int
@@ -42,7 +51,16 @@ class Training:
 
 @dataclass(frozen=True)
 class NetworkProvider:
-    """How trainings are obtained: training configuration, cache, device, messages and stop requests."""
+    """Trains networks or loads them from the cache.
+
+    Attributes:
+        config: Settings that all networks share.
+        cache: Where trained networks are stored.
+        device: Where to train.
+        say: Prints one line for the user.
+        progress: Called after every training step.
+        stop: Returns true once a stop is requested.
+    """
 
     config: TrainingConfig
     cache: NetworkCache
@@ -52,29 +70,39 @@ class NetworkProvider:
     stop: Callable[[], bool]
 
     def train_missing(self, trainings: Sequence[Training]) -> dict[str, str]:
-        """Train what the cache lacks. Returns {key: reason} of those that diverged; the others are in the cache."""
+        """Trains the networks that are not in the cache.
+
+        Returns:
+            {key: reason} for the networks that diverged; all others are in the cache.
+
+        Raises:
+            Interrupted: If a stop was requested.
+        """
         failed: dict[str, str] = {}
-        given = {t.pretrained.path: t for t in trainings if t.pretrained is not None}
-        if given:
-            names = ", ".join(path.name for path in given)
-            self.say(f"trained networks: {len(given)} pretrained ({names}), nothing to train")
+        paths = dict.fromkeys(t.pretrained.path for t in trainings if t.pretrained is not None)
+        if paths:
+            names = ", ".join(path.name for path in paths)
+            self.say(f"trained networks: {len(paths)} pretrained ({names}), nothing to train")
         trainings = [t for t in trainings if t.trained and t.pretrained is None]
         missing = self._to_train(trainings)
-        have = len({t.key for t in trainings}) - len(missing)
-        if have:
-            say = "nothing to train" if not missing else f"{len(missing)} to train"
-            self.say(f"trained networks: {have} from the cache, {say}")
-        alike: dict[tuple[int, NoiseTransform | None], list[Training]] = {}
+        cached = len({t.key for t in trainings}) - len(missing)
+        if cached:
+            remaining = "nothing to train" if not missing else f"{len(missing)} to train"
+            self.say(f"trained networks: {cached} from the cache, {remaining}")
+        groups: dict[tuple[int, NoiseTransform | None], list[Training]] = {}
         for training in missing:
-            alike.setdefault((len(training.task.train), training.noise_transform), []).append(training)
-        for members in alike.values():
+            groups.setdefault((len(training.task.train), training.noise_transform), []).append(training)
+        for members in groups.values():
             failed |= self._train(members)
         return failed
 
     def load(self, training: Training) -> Network | None:
-        """A trained network out of the cache, one that is given, or one that is wanted untrained as it starts."""
+        """Returns a network: from the cache, pretrained (which it stores), or with initial weights if not `trained`.
+
+        None if it should be in the cache but is missing or damaged.
+        """
         if not training.trained and training.pretrained is None:
-            return self._group([training]).network(0)
+            return self._trainer([training]).network(0)
         module = self.skeleton(training)
         network = self.cache.load(training.key, module, self.device, self.config.dtype)
         if network is None and training.pretrained is not None:
@@ -84,49 +112,50 @@ class NetworkProvider:
         return network
 
     def skeleton(self, training: Training) -> nn.Module:
-        """A module of the network's shape, its numbers without meaning."""
+        """Returns a module with the network's architecture and arbitrary weights."""
         with global_stream(0, "skeleton"):
             config = replace(self.config, noise_transform=training.noise_transform)
             return config.build(training.task.spec).to(self.device, self.config.dtype)
 
     def _missing(self, trainings: Sequence[Training]) -> list[Training]:
-        """Each key once; an entry counts only if it can be read."""
+        """The trainings without a readable entry in the cache, each key once."""
         unique = {t.key: t for t in trainings}
         return [t for t in unique.values() if not self.cache.has(t.key) or self.load(t) is None]
 
     def _to_train(self, trainings: Sequence[Training]) -> list[Training]:
-        """What the cache lacks, and what was trained at once with it but stored before the process was killed.
+        """The trainings that are missing, and those that were stored just before a process was killed.
 
-        Without these, the others would be trained in other lanes, and round differently.
+        If a process was killed while it stored a group of lanes, the whole group is trained again. The missing ones
+        alone would be trained with fewer lanes, which rounds differently.
         """
         missing = {t.key for t in self._missing(trainings)}
-        wanted = {t.key: t for t in trainings}
-        for keys in self.cache.half_stored() if missing else ():
-            if not missing.isdisjoint(keys) and wanted.keys() >= set(keys):
+        by_key = {t.key: t for t in trainings}
+        for keys in self.cache.partly_stored() if missing else ():
+            if not missing.isdisjoint(keys) and by_key.keys() >= set(keys):
                 missing.update(keys)
-        return [t for key, t in wanted.items() if key in missing]
+        return [t for key, t in by_key.items() if key in missing]
 
     def _train(self, members: Sequence[Training]) -> dict[str, str]:
-        """Train members that are alike: all at once where they stack, else one after the other."""
-        group = self._group(members)
-        if group.strategy == "loop":
+        """Trains a group: all at once if the lanes can be stacked, else one after the other."""
+        strategy = self._trainer(members).strategy
+        if strategy == "loop":
             self.say(f"training {len(members)} networks one after the other")
             failed: dict[str, str] = {}
             for i, member in enumerate(members, 1):
                 failed |= self._train_leased([member], f" {i} of {len(members)}")
             return failed
         if len(members) > 1:
-            self.say(f"training {len(members)} networks together ({group.strategy} lanes)")
-        # Decided once: the groups made from here on must not probe again and find the other way faster.
+            self.say(f"training {len(members)} networks together ({strategy} lanes)")
+        # Decided once: trainers constructed later must not probe again and select another strategy.
         decided = replace(self, config=replace(self.config, stack="always"))
         return decided._train_leased(list(members), "")
 
-    def _group(self, members: Sequence[Training]) -> LaneTrainer:
+    def _trainer(self, members: Sequence[Training]) -> LaneTrainer:
         config = replace(self.config, noise_transform=members[0].noise_transform)
         return LaneTrainer(config, [Lane(t.task, t.lane_seed, t.key) for t in members], self.device)
 
     def _train_leased(self, members: list[Training], suffix: str) -> dict[str, str]:
-        """Train under leases, so that no other process trains the same; what it finished meanwhile is taken from it."""
+        """Trains under leases, so that no other process trains the same; skips what others finished while waiting."""
         with ExitStack() as stack:
             for member in sorted(members, key=lambda t: t.key):
                 lease = Lease(
@@ -143,30 +172,30 @@ class NetworkProvider:
                 clear_unfinished(path.parent, path.name)
             failed: dict[str, str] = {}
             while members:
-                group = self._group(members)
+                trainer = self._trainer(members)
                 name = digest([t.key for t in members])
-                checkpoint, note = self.cache.partial(name), self.cache.group_note(name)
+                checkpoint, marker = self.cache.partial(name), self.cache.storing_marker(name)
                 clear_unfinished(checkpoint.parent, checkpoint.name)
-                if step := group.resume(checkpoint):
-                    self.say(f"resuming from a checkpoint at step {step} of {group.total_steps}")
-                if self.config.compile and (reason := group.compile()):
+                if step := trainer.resume(checkpoint):
+                    self.say(f"resuming from a checkpoint at step {step} of {trainer.total_steps}")
+                if self.config.compile and (reason := trainer.compile()):
                     self.say(f"note: compile=true is not used ({reason})")
                 try:
-                    networks = group.train(
+                    networks = trainer.train(
                         checkpoint, lambda s, done, total: self.progress(s + suffix, done, total), self.stop
                     )
                 except Diverged as error:
                     # The lanes are independent: those that did not diverge are trained again without the others.
-                    bad = {members[i].key: members[i].label for i in error.lanes}
-                    failed |= {key: f"{label}: {error}" for key, label in bad.items()}
+                    diverged = {members[i].key: members[i].label for i in error.lanes}
+                    failed |= {key: f"{label}: {error}" for key, label in diverged.items()}
                     checkpoint.unlink(missing_ok=True)
-                    members = [t for t in members if t.key not in bad]
+                    members = [t for t in members if t.key not in diverged]
                     continue
                 if len(networks) > 1:
-                    write_json(note, [n.key for n in networks])
+                    write_json(marker, [n.key for n in networks])
                 for network in networks:
                     self.cache.store(network)
                 checkpoint.unlink(missing_ok=True)
-                note.unlink(missing_ok=True)
+                marker.unlink(missing_ok=True)
                 break
             return failed

@@ -1,4 +1,4 @@
-"""Training schedules: whatever is indexed by the step."""
+"""Training schedules: optimiser, number of epochs and learning rate at each step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bnn_runner.errors import raise_all
 class Schedule:
     """Optimiser, length and learning rate of a training.
 
-    The rate is lr × factor(step): a linear warm-up over `warmup_epochs`, then cosine (to
-    `final_fraction` of lr), step (times `decay` at each of `milestones`, fractions of the epochs) or constant.
-    The rate is a function of the step alone, so a resumed training needs no scheduler state.
+    The learning rate is lr × factor(step): a linear warm-up over `warmup_epochs`, then cosine (down to
+    `final_fraction`), step (times `decay` at each of `milestones`, which are fractions of the epochs) or constant. It
+    depends only on the step, so a resumed training needs no scheduler state.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -39,8 +39,8 @@ class Schedule:
             problems.append(f"schedule.batch_size must be at least 1; got {self.batch_size}.")
         if not 0 < self.lr < math.inf:
             problems.append(f"schedule.lr must be positive and finite; got {self.lr}.")
-        most = self.epochs if self.epochs >= 1 else math.inf  # epochs that cannot be are told once
-        if not 0 <= self.warmup_epochs <= most:
+        longest = self.epochs if self.epochs >= 1 else math.inf  # invalid epochs are reported only once, above
+        if not 0 <= self.warmup_epochs <= longest:
             problems.append(
                 f"schedule.warmup_epochs must be between 0 and schedule.epochs={self.epochs}; got {self.warmup_epochs}."
             )
@@ -55,7 +55,7 @@ class Schedule:
         raise_all(problems)
 
     def lr_at(self, step: int, steps_per_epoch: int) -> float:
-        """The learning rate of update number `step` (from 0)."""
+        """Returns the learning rate of update number `step` (from 0)."""
         total, warmup = self.epochs * steps_per_epoch, self.warmup_epochs * steps_per_epoch
         if step < warmup:
             return self.lr * (step + 1) / max(warmup, 1)

@@ -1,4 +1,4 @@
-"""What training starts from and changes: configuration, lanes, their stacked weights, and the checkpoint of it all."""
+"""Inputs and state of a training: configuration, lanes, their stacked weights, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bnn_runner.training.schedules import Schedule
 
 @dataclass(frozen=True)
 class Lane:
-    """One network to train: its data, its seed (init and order derive from it) and its cache key."""
+    """One network to train: its data, its seed (initial weights and data order derive from it) and its cache key."""
 
     task: Task
     seed: int
@@ -35,7 +35,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """What is the same for all lanes of a group."""
+    """Settings that all lanes of a group share."""
 
     model: Model
     schedule: Schedule
@@ -50,25 +50,34 @@ class TrainingConfig:
     rule: TrainingRule | None = None
 
     def build(self, spec: TaskSpec) -> nn.Module:
-        """A new network, reworked where that is asked for; initial weights from the global RNG."""
+        """Builds a new network, with noise layers if there is a transform; draws weights from the global RNG."""
         module = self.model.build(self.noise.network_spec(spec))
         if self.noise_transform is not None:
             self.noise_transform.apply(module)
         return module
 
     def precisions(self, module: nn.Module) -> dict[str, float]:
-        """The training prior's precision of each parameter."""
+        """Returns the precision of each parameter under the training prior."""
         prior = self.prior.precisions(module)
         return prior if self.noise_transform is None else self.noise_transform.precisions(module, prior)
 
 
 @dataclass
 class State:
-    """All that changes in training; what is saved here is all that a resumed training needs.
+    """Everything that changes during training; a resumed training needs nothing else.
 
-    `parameters` and `buffers` are [L, ...]. `trained` is what the optimiser moves and autograd
-    differentiates: the parameters (those of a single lane without the lane axis, which share their
-    memory), then log σ where it is learned. `tuning` is there where a rule changes the prior on the way.
+    Attributes:
+        parameters: [L, ...] each.
+        buffers: [L, ...] each.
+        log_noise: log σ [L, K]; None if the likelihood has no noise of its own.
+        trained: The tensors that autograd differentiates and the optimiser updates: the parameters (for a single lane
+            without the lane axis, sharing memory), then log σ if it is learned.
+        optimizer: Holds the moments.
+        step: Number of updates so far.
+        nll_sum: Sum of −log p over the points of the current epoch so far, [L].
+        seconds: Training time so far.
+        history: One list per lane, with one row per epoch.
+        tuning: State of the hyperparameter rule, if it changes the prior during training.
     """
 
     parameters: Tensors
@@ -83,7 +92,7 @@ class State:
     tuning: TuningState | None = None
 
     def payload(self) -> dict[str, Any]:
-        """Everything as plain tensors and numbers; `restore` takes it."""
+        """Returns everything as plain tensors and numbers, for `restore`."""
         return {
             "parameters": {k: v.detach() for k, v in self.parameters.items()},
             "buffers": self.buffers,
@@ -100,15 +109,15 @@ class State:
         write_torch(path, self.payload())
 
     def load(self, path: Path, device: torch.device) -> bool:
-        """Go on from a checkpoint; False where there is none or it is damaged (then nothing is changed)."""
+        """Resumes from a checkpoint. Returns False, and changes nothing, if it is missing or damaged."""
         try:
             saved: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
             return self.restore(saved)
-        except Exception:  # a checkpoint that is absent or cannot be read is worth nothing: train anew
+        except Exception:  # missing or unreadable: training starts from the beginning
             return False
 
     def restore(self, saved: Mapping[str, Any]) -> bool:
-        """Go on from a `payload`; False where it is of another shape (then nothing is changed)."""
+        """Resumes from a `payload`. Returns False, and changes nothing, if its shapes differ."""
         try:
             same = _shapes(saved["parameters"].values()) == _shapes(self.parameters.values())
             if not same or _shapes(saved["optimizer"]) != _shapes(self.optimizer.state):
@@ -122,8 +131,8 @@ class State:
                 b.copy_(saved["buffers"][name])
             if self.log_noise is not None:
                 self.log_noise.copy_(saved["log_noise"])
-            for mine, theirs in zip(self.optimizer.state, saved["optimizer"], strict=True):
-                mine.copy_(theirs)
+            for current, stored in zip(self.optimizer.state, saved["optimizer"], strict=True):
+                current.copy_(stored)
         self.step, self.nll_sum, self.seconds = saved["step"], saved["nll_sum"], saved["seconds"]
         self.history = saved["history"]
         if self.tuning is not None:
@@ -136,9 +145,13 @@ def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
 
 
 def initial_state(config: TrainingConfig, lanes: Sequence[Lane], device: torch.device) -> tuple[nn.Module, State]:
-    """Every lane's own initial weights, stacked; each drawn in float32 whatever the working dtype.
+    """Draws the initial weights of every lane and stacks them.
 
-    A single lane's tensors are the module's own, with a lane axis before them.
+    The weights are drawn in float32 for every working dtype. For a single lane, the stacked tensors are views of the
+    module's own tensors with a lane axis.
+
+    Returns:
+        The module of the first lane, and the state.
     """
     modules = []
     for lane in lanes:
@@ -152,9 +165,9 @@ def initial_state(config: TrainingConfig, lanes: Sequence[Lane], device: torch.d
         parameters = {n: p.detach().unsqueeze(0) for n, p in module.named_parameters()}
         buffers = {n: b.unsqueeze(0) for n, b in module.named_buffers()}
     else:
-        every = [(dict(m.named_parameters()), dict(m.named_buffers())) for m in modules]
-        parameters = {n: torch.stack([p[n].detach() for p, _ in every]).requires_grad_() for n in every[0][0]}
-        buffers = {n: torch.stack([b[n] for _, b in every]) for n in every[0][1]}
+        per_lane = [(dict(m.named_parameters()), dict(m.named_buffers())) for m in modules]
+        parameters = {n: torch.stack([p[n].detach() for p, _ in per_lane]).requires_grad_() for n in per_lane[0][0]}
+        buffers = {n: torch.stack([b[n] for _, b in per_lane]) for n in per_lane[0][1]}
         leaves = list(parameters.values())
     log_noise = _initial_noise(config, lanes, module, parameters, buffers)
     precisions, num_points = config.precisions(module), max(1, len(lanes[0].task.train))
@@ -176,9 +189,9 @@ def initial_state(config: TrainingConfig, lanes: Sequence[Lane], device: torch.d
 def _initial_noise(
     config: TrainingConfig, lanes: Sequence[Lane], module: nn.Module, parameters: Tensors, buffers: Tensors
 ) -> Tensor | None:
-    """Log σ [L, K] in standardised units where training starts; it requires a gradient when it is learned.
+    """Initial log σ [L, K] in standardised units; it requires a gradient if it is learned.
 
-    None where the likelihood has no noise of its own (classes, heteroscedastic forms).
+    None if the likelihood has no noise of its own (classification, heteroscedastic forms).
     """
     task = lanes[0].task
     if task.spec.kind == "classification" or config.noise.form != "homoscedastic":
@@ -199,7 +212,7 @@ def _initial_noise(
 
 @torch.no_grad()
 def residual_log_noise(module: nn.Module, tensors: Tensors, task: Task) -> Tensor:
-    """½ log of the mean squared training residual, [K], standardised units; at least log 1e-6."""
+    """Returns ½ log of the mean squared training residual, [K], in standardised units; at least log 1e-6."""
     total, count = torch.zeros(task.spec.num_outputs, dtype=torch.float64), 0
     with evaluation_mode(module):
         for x, y in task.train.batches(1024):

@@ -211,7 +211,7 @@ def test_buffers_modes_and_batches_are_those_of_a_training_without_the_rule(rule
     task = classes()
     plain = LaneTrainer(classifier(None), [Lane(task, 3)], CPU)
     ruled = LaneTrainer(classifier(rule), [Lane(task, 3)], CPU)
-    with plain.at_work(), ruled.at_work():
+    with plain.training_mode(), ruled.training_mode():
         for _ in range(8):
             plain.advance(), ruled.advance()
         before = ruled.network(0)

@@ -210,7 +210,7 @@ def test_a_step_under_learned_rates_follows_the_gradient_of_the_whole_objective(
             group.state.parameters[name].detach()[i] = -1.0 + 0.4 * k + 0.7 * i
     before = [group.network(i).parameters for i in range(lanes)]
     given = Isotropic(40.0).precisions(group.module)
-    with group.at_work():
+    with group.training_mode():
         group.advance()
     buffers = group._noise.at(0, 12)  # type: ignore[union-attr]
     for i in range(lanes):
@@ -281,7 +281,7 @@ def test_what_cannot_be_a_posterior_is_refused() -> None:
         with pytest.raises(UserError, match=r"method\.rate"):
             MCDropout(rate=rate)
     task = make_task("regression", (3,), 1)
-    with pytest.raises(UserError, match=r"no weight layer .* method\.where=all"):
+    with pytest.raises(UserError, match=r"no layer for the noise.* method\.where=all"):
         make_network(MLP(hidden=()), task, noise_transform=MCDropout(where="hidden").noise_transform)
     with pytest.raises(UserError, match=r"2 layers: hidden\.0, out"):
         make_network(MLP(hidden=(4,)), task, noise_transform=MCDropout(rate=(0.1,)).noise_transform)

@@ -19,7 +19,7 @@ from bnn_runner.cli.report import main as report_main
 from bnn_runner.errors import UserError
 from bnn_runner.experiment import load_experiment
 from bnn_runner.models.likelihoods import Categorical
-from bnn_runner.training.pretrained import canonical, put_into, read_weights, try_on
+from bnn_runner.training.pretrained import canonical, match_weights, read_weights, score_pretrained
 from tests.problems import make_network, make_task
 from tests.user_networks import Rows, SmallConv
 
@@ -69,7 +69,7 @@ def test_common_ways_of_saving_are_the_same_network(tmp_path: Path) -> None:
     read = [read_weights(tmp_path / name) for name in ("a.safetensors", "b.pt", "c.ckpt", "d.pth")]
     assert len({given.digest for given in read}) == 1
     for given in read:
-        put = put_into(SmallConv(), given, "model=module")
+        put = match_weights(SmallConv(), given, "model=module")
         assert put.keys() == state.keys() and all(torch.equal(put[n], t) for n, t in state.items())
     assert [bool(given.notes) for given in read] == [False, False, True, True]
     torch.save({n: t.half() if t.is_floating_point() else t for n, t in state.items()}, tmp_path / "half.pt")
@@ -125,7 +125,7 @@ def test_every_name_that_does_not_fit_is_told(tmp_path: Path) -> None:
     state["extra.weight"] = torch.zeros(1)
     torch.save(state, tmp_path / "w.pt")
     with pytest.raises(UserError) as caught:
-        put_into(SmallConv(num_outputs=2), read_weights(tmp_path / "w.pt"), "model=module")
+        match_weights(SmallConv(num_outputs=2), read_weights(tmp_path / "w.pt"), "model=module")
     told = str(caught.value)
     assert "Missing in the file: conv.bias." in told and "Not in the network: extra.weight." in told
     assert "out.weight is [5, 8] in the file and [2, 8] in the network" in told and "num_batches" not in told
@@ -151,12 +151,12 @@ def test_a_network_that_does_not_fit_the_data_is_warned_about() -> None:
     network = make_network(Build(), task)
     network.parameters["weight"] = torch.tensor([[-2.0, 0, 0], [2.0, 0, 0]], dtype=torch.float64)
     network.parameters["bias"] = torch.zeros(2, dtype=torch.float64)
-    good = try_on(network, task)
+    good = score_pretrained(network, task)
     assert good.parts["train"]["accuracy"] == 1.0 and not good.warnings
     expected = float(Categorical().log_prob(network(split.inputs), labels).mean())
     assert good.parts["test"]["loglik"] == pytest.approx(expected)
     network.parameters["weight"] *= -1
-    assert "no better than a constant prediction (on train and test)" in try_on(network, task).warnings[0]
+    assert "no better than a constant prediction (on train and test)" in score_pretrained(network, task).warnings[0]
 
 
 def cells(folder: Path) -> dict[str, Path]:
