@@ -7,7 +7,7 @@ of `bnn_runner/` describes it. A new package gets a place here.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,9 +61,10 @@ def modules(package: Path) -> dict[str, Path]:
     return found
 
 
-def imports(package: Path) -> Iterator[tuple[str, str]]:
+@cache
+def imports(package: Path) -> list[tuple[str, str]]:
     """(importing module, imported module) for every import of the package's own modules."""
-    known = modules(package)
+    known, found = modules(package), []
     for name, path in known.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
@@ -80,7 +81,8 @@ def imports(package: Path) -> Iterator[tuple[str, str]]:
                 while rest and rest not in known:  # an attribute of a module
                     rest = rest.rpartition(".")[0]
                 if (imported := rest or "__init__") != name:
-                    yield name, imported
+                    found.append((name, imported))
+    return found
 
 
 def top(module: str) -> str:

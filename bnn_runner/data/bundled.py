@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from bnn_runner.data.holdout_fraction import fraction_problems, halves_of
 from bnn_runner.data.splits import Sizes, divide, seeded_order
 from bnn_runner.data.tables import table_task
-from bnn_runner.data.test_fraction import fraction_problems, halves_of
 from bnn_runner.errors import raise_all
 from bnn_runner.rng import generator
 from bnn_runner.tasks import Kind, Task, TaskSpec

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bnn_runner.data.field_checks import is_integer
+from bnn_runner.data.holdout_fraction import fraction_problems, halves_of
 from bnn_runner.data.image_files import SUFFIXES, ImageFiles, decode, digests
 from bnn_runner.data.images import PixelScaling
 from bnn_runner.data.splits import Sizes, divide, fingerprint
-from bnn_runner.data.test_fraction import fraction_problems, halves_of
 from bnn_runner.data.user_splits import map_note, seeded_parts
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.tasks import Split, Task, TaskSpec

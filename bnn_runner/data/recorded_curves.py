@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from bnn_runner.data.downloads import ensure
+from bnn_runner.data.holdout_fraction import fraction_problems, halves_of
 from bnn_runner.data.sources import File, Source
 from bnn_runner.data.splits import Sizes, divide
 from bnn_runner.data.tables import table_task
-from bnn_runner.data.test_fraction import fraction_problems, halves_of
 from bnn_runner.errors import raise_all
 from bnn_runner.rng import generator
 from bnn_runner.tasks import Task, TaskSpec

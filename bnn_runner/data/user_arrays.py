@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_runner.data.holdout_fraction import fraction_problems, halves_of
 from bnn_runner.data.splits import Parts, Sizes, divide, fingerprint
 from bnn_runner.data.tables import Scaling, standardise, table_task
-from bnn_runner.data.test_fraction import fraction_problems, halves_of
 from bnn_runner.data.user_splits import (
     NEED_PATH,
     check_classes,

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bnn_runner.data.holdout_fraction import halves_of
 from bnn_runner.data.splits import Parts, Sizes, divide, seeded_order
-from bnn_runner.data.test_fraction import halves_of
 from bnn_runner.errors import UserError
 from bnn_runner.rng import generator
 from bnn_runner.tasks import Task

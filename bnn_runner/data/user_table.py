@@ -17,10 +17,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bnn_runner.data.holdout_fraction import fraction_problems, halves_of
 from bnn_runner.data.splits import Sizes
 from bnn_runner.data.table_file import TextTable, read_table
 from bnn_runner.data.tables import table_task
-from bnn_runner.data.test_fraction import fraction_problems, halves_of
 from bnn_runner.data.user_columns import (
     Column,
     column_names,
