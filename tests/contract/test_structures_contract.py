@@ -67,8 +67,8 @@ def test_every_structure_is_fitted_or_refused(model: str) -> None:
             if STRUCTURES[structure].by_layer and model in WIDE:
                 with limited_memory(1 / 8), pytest.raises(RunFailed) as caught:
                     fitted(structure, jacobians, batches, task)
-                told = str(caught.value)
-                assert "GiB" in told and "weights" in told and "method.structure=kfac" in told
+                printed = str(caught.value)
+                assert "GiB" in printed and "weights" in printed and "method.structure=kfac" in printed
                 continue
             curvature = fitted(structure, jacobians, batches, task)
             check(curvature, jacobians, batch)

@@ -47,9 +47,14 @@ def test_runs_a_sweep_with_a_failure_and_a_report_have_none(
     assert bnn_run.run(SMALL) == 0
     assert bnn_run.run(["-m", *SMALL, *DIVERGES, "seed=1"]) == 1
     assert bnn_report.main(["--no-figure"]) == 0
-    told = capfd.readouterr()
-    assert "what is missing" in told.out and "FAILED" in told.out and "bands.png" in told.out and "log.txt" in told.err
-    assert not lines_with(told.out + told.err, *places)
+    printed = capfd.readouterr()
+    assert (
+        "missing results:" in printed.out
+        and "FAILED" in printed.out
+        and "bands.png" in printed.out
+        and "log.txt" in printed.err
+    )
+    assert not lines_with(printed.out + printed.err, *places)
     files = [path for path in (tmp_path / "outputs" / "results").iterdir() if path.suffix in TEXT]
     assert {path.suffix for path in files} == set(TEXT)
     for path in files:

@@ -249,8 +249,8 @@ def test_all_of_them_run_and_are_scored(here: Path, capsys: pytest.CaptureFixtur
     assert int(rows["worst_squared_error"]["n"]) == 20
     assert float(rows["worst_squared_error"]["value"]) >= float(rows["rmse"]["value"]) ** 2
     assert run(["--config-dir", "mine/conf", "--help"]) == 0
-    told = capsys.readouterr().out
-    assert "a staircase" in told and "two networks" in told and "the largest squared error" in told
+    printed = capsys.readouterr().out
+    assert "a staircase" in printed and "two networks" in printed and "the largest squared error" in printed
 
 
 def test_they_go_with_what_is_built_in(here: Path) -> None:
@@ -266,8 +266,8 @@ def test_an_unfit_pair_and_an_untrusted_package_are_told(here: Path, capsys: pyt
     assert run([*WORDS, "data=mnist", "model=waves"]) == 2
     assert "model=waves reads rows" in capsys.readouterr().err
     assert run([word for word in WORDS if not word.startswith("allow=")]) == 2
-    told = capsys.readouterr().err
-    assert all(f"the package {module} is not trusted" in told for module in ("stairs", "coin"))
+    printed = capsys.readouterr().err
+    assert all(f"the package {module} is not trusted" in printed for module in ("stairs", "coin"))
 
 
 def test_the_printed_command_makes_the_cell_again(here: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tables by axes, paired differences, ranks, medians, and the commands for what is missing."""
+"""Tables by axes, paired differences, ranks, medians, and the commands for missing results."""
 
 import csv
 import io

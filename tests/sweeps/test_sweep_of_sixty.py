@@ -129,7 +129,7 @@ def test_a_sweep_of_sixty_cells_is_finished_by_the_same_command(tmp_path: Path) 
         found = values(cells)
         assert row["seeds"].split() == [str(seed) for seed in sorted(found)]
         assert float(row["marginal_loglik_mean"]) == pytest.approx(sum(found.values()) / len(found))
-    missing = told[told.index("what is missing:") :].splitlines()
+    missing = told[told.index("missing results:") :].splitlines()
     for data, seed in (("gap1d", 3), ("two_moons", 7)):
         [line] = [text for text in missing if f"data={data}" in text]
         assert "method=brittle" in line and f"seed={seed}" in line and "--config-dir" in line
