@@ -25,6 +25,6 @@ def test_every_folder_mirrors_a_package() -> None:
 
 def test_files_at_the_top_test_what_stands_at_the_top() -> None:
     """A module at the root of bnn_runner/, or all of it."""
-    whole = {"test_layers", "test_folders"}
+    whole = {"test_layers", "test_folders", "test_messages"}
     modules = {f"test_{path.stem}" for path in (ROOT / "bnn_runner").glob("*.py")}
     assert {path.stem for path in (ROOT / "tests").glob("test_*.py")} <= modules | whole

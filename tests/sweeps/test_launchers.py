@@ -158,7 +158,7 @@ def test_a_launcher_that_cannot_be_had_is_a_mistake(folder: Path, words: list[st
     program = "import sys; sys.modules['ray'] = None\n" + PROGRAM
     command = [sys.executable, "-c", program, "-m", "seed=0,1", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "1 mistake, nothing was run" in done.stderr and hint in done.stderr
+    assert done.returncode == 2 and "1 error, nothing was run" in done.stderr and hint in done.stderr
 
 
 def why_no_slurm() -> str:
