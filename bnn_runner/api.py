@@ -1,14 +1,14 @@
-"""The runner from Python: run an experiment from a notebook, and open a finished run again.
+"""The Python interface: runs experiments from a notebook or script, and opens finished runs.
 
 >>> import bnn_runner
->>> words = {"data": "gap1d", "method": "laplace", "debug": "fast", "metric": ["marginal"], "figures": False}
->>> run = bnn_runner.run(words, quiet=True)
+>>> settings = {"data": "gap1d", "method": "laplace", "debug": "fast", "metric": ["marginal"], "figures": False}
+>>> run = bnn_runner.run(settings, quiet=True)
 >>> run.task.spec.kind, len(run.task.train), run.network.num_parameters
 ('regression', 135, 2701)
 >>> run.scores.query("metric == 'marginal_loglik' and split == 'test'")[["unit", "n"]].values.tolist()
 [['nats per point', 100]]
 
-A draw is one function, the same at every point; draws and evaluation are those of the run:
+A draw is one function, the same at every point. By default, draws and evaluation are those that the run scored:
 
 >>> draws = run.draws(5)
 >>> draws(run.task.test.inputs).shape
@@ -16,15 +16,16 @@ torch.Size([5, 100, 1])
 >>> run.evaluation.test.loglik.shape
 torch.Size([8, 100])
 
-Predictions take inputs in their original units and give targets in theirs:
+Predictions take inputs and return targets in their original units:
 
 >>> table = run.predict([[0.0], [2.5]])
 >>> list(table.columns)
 ['mean', 'sd', 'aleatoric_sd', 'epistemic_sd', 'lower_95', 'upper_95']
->>> bool(table.epistemic_sd[0] > table.epistemic_sd[1])  # 0 lies in the gap, 2.5 among the data
+>>> bool(table.epistemic_sd[0] > table.epistemic_sd[1])  # 0 is in the gap, 2.5 is among the data
 True
 
-A run is opened again by its folder; the posterior is read, where save_posterior=true left it, or fitted again:
+`load` opens a finished run by its folder. It reads the posterior if save_posterior=true has saved it, else fits it
+again:
 
 >>> again = bnn_runner.load(run.folder, quiet=True)
 >>> again.predict([[0.0], [2.5]]).equals(table), again.posterior_source
@@ -32,18 +33,18 @@ A run is opened again by its folder; the posterior is read, where save_posterior
 
 `sweep` runs every combination of values, as `bnn-run -m` does:
 
->>> words = ["debug=fast", "figures=false", "metric=[rmse]", "method=map,laplace", "seed=0,1"]
->>> [(r.method, r.seed, len(r.scores)) for r in bnn_runner.sweep(words, quiet=True)]
+>>> overrides = ["debug=fast", "figures=false", "metric=[rmse]", "method=map,laplace", "seed=0,1"]
+>>> [(r.method, r.seed, len(r.scores)) for r in bnn_runner.sweep(overrides, quiet=True)]
 [('map', 0, 1), ('map', 1, 1), ('laplace', 0, 1), ('laplace', 1, 1)]
 
-Mistakes are `UserError`, runs that cannot go on `RunFailed`, and neither ends the process:
+Usage errors raise `UserError`, failed runs raise `RunFailed`; neither ends the process:
 
 >>> bnn_runner.run(["data=gap1"])
 Traceback (most recent call last):
 ...
 bnn_runner.errors.UserError: data=gap1 is unknown. Did you mean gap1d? ...
 
-Nothing of the process is changed: signal handlers, threads, random states and flags are left as found.
+The state of the process does not change: signal handlers, threads, random states and flags are restored.
 """
 
 from __future__ import annotations
@@ -88,44 +89,61 @@ if TYPE_CHECKING:
 __all__ = ["Run", "load", "run", "sweep"]
 
 Overrides = Sequence[str] | Mapping[str, Any]
-_COMPOSING = threading.Lock()  # Hydra composes in a state of the whole process
+_COMPOSING = threading.Lock()  # Hydra's state belongs to the whole process
 
 
 def run(overrides: Overrides = (), *, config_dir: Path | str | None = None, quiet: bool = False) -> Run:
-    """Run one experiment (or find it finished) and open it. `overrides` as typed: ["data=yacht"] or {"data": "yacht"}.
+    """Runs one experiment, unless it is already finished, and opens it.
 
-    `config_dir` holds choices of your own; `quiet` prints nothing. Raises `UserError` for mistakes,
-    `RunFailed` where the run cannot go on, `KeyboardInterrupt` when it is stopped (the same call goes on from there).
+    Args:
+        overrides: As on the command line, ["data=yacht"], or a mapping, {"data": "yacht"}.
+        config_dir: A folder with choices of your own.
+        quiet: Print nothing.
+
+    Raises:
+        UserError: For usage errors.
+        RunFailed: If the run could not finish.
+        KeyboardInterrupt: If it is interrupted; the same call resumes it.
     """
-    [found], allow = _cells(_words(overrides), config_dir, quiet, most=1)
-    return load(found, allow=allow, quiet=quiet)
+    [folder], allow = _run_cells(_as_list(overrides), config_dir, quiet, max_replicates=1)
+    return load(folder, allow=allow, quiet=quiet)
 
 
 def sweep(overrides: Overrides = (), *, config_dir: Path | str | None = None, quiet: bool = False) -> list[Run]:
-    """Run every combination of values with commas, and every replicate. A failed one stops no other.
+    """Runs every combination of values separated by commas, and every replicate. A failed run does not stop the others.
 
-    Raises `RunFailed` at the end with the reasons of those that failed; the others are finished by then.
+    Args:
+        overrides: As on the command line, ["seed=0,1"], or a mapping.
+        config_dir: A folder with choices of your own.
+        quiet: Print nothing.
+
+    Returns:
+        One run per cell.
+
+    Raises:
+        UserError: For usage errors.
+        RunFailed: At the end, with the reasons of all failed runs; all others are finished by then.
+        KeyboardInterrupt: If it is interrupted; the same call resumes it.
     """
-    words = _words(overrides)
-    checked = check(words, [] if config_dir is None else [Path(config_dir)], multirun=True)
-    vague = [o.text for o in checked.overrides if o.sweep and UNKNOWN in o.values]
-    if vague:
-        raise UserError(f"The values of {', '.join(vague)} must be written out, as in seed=0,1,2.")
+    checked = check(_as_list(overrides), [] if config_dir is None else [Path(config_dir)], multirun=True)
+    unknown = [o.text for o in checked.overrides if o.sweep and UNKNOWN in o.values]
+    if unknown:
+        raise UserError(f"The values of {', '.join(unknown)} must be written out, as in seed=0,1,2.")
     options: list[list[Override]] = [[o.single(v) for v in o.values] if o.sweep else [o] for o in checked.overrides]
     runs, failures = [], []
     for combination in itertools.product(*options):
-        chosen = [render(o) for o in combination]
+        one_run = [render(o) for o in combination]
         try:
-            found, allow = _cells(chosen, config_dir, quiet)
-            runs += [load(f, allow=allow, quiet=quiet) for f in found]
+            folders, allow = _run_cells(one_run, config_dir, quiet)
+            runs += [load(folder, allow=allow, quiet=quiet) for folder in folders]
         except RunFailed as error:
-            failures.append(f"{' '.join(chosen)}: {error}")
+            failures.append(f"{' '.join(one_run)}: {error}")
     if failures:
         raise RunFailed("\n".join(failures))
     return runs
 
 
-def _words(overrides: Overrides) -> list[str]:
+def _as_list(overrides: Overrides) -> list[str]:
     if isinstance(overrides, str):
         raise UserError(f"overrides must be a list of strings or a mapping; got the string {overrides!r}.")
     if isinstance(overrides, Mapping):
@@ -133,13 +151,13 @@ def _words(overrides: Overrides) -> list[str]:
     return list(overrides)
 
 
-def _cells(
-    words: Sequence[str], config_dir: Path | str | None, quiet: bool, most: int | None = None
+def _run_cells(
+    overrides: Sequence[str], config_dir: Path | str | None, quiet: bool, max_replicates: int | None = None
 ) -> tuple[list[Path], tuple[str, ...]]:
-    """Run one experiment; the folders of its cells, and the packages that the caller trusts."""
+    """Runs one experiment. Returns the folders of its cells, and the packages that the caller trusts."""
     with _COMPOSING:
-        experiment = load_experiment(words, config_dir)
-    if most is not None and experiment.settings.replicates > most:
+        experiment = load_experiment(overrides, config_dir)
+    if max_replicates is not None and experiment.settings.replicates > max_replicates:
         raise UserError(
             f"bnn_runner.run requires replicates=1; got {experiment.settings.replicates}. Use "
             "bnn_runner.sweep, which returns a list."
@@ -162,46 +180,54 @@ def load(
     cache_dir: Path | str | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Open a finished run by its folder, on any machine that has its data.
+    """Opens a finished run by its folder, on any machine that has its data.
 
-    `data_dir` and `cache_dir` are where data and trained networks lie now, if they have moved. `allow` names the
-    packages beside bnn_runner whose classes may be made: what the run's own files say of that is not trusted.
-    Raises `UserError` for a folder that holds no finished run, and for one with classes that are not trusted.
+    Args:
+        folder: The folder of the cell.
+        allow: Packages whose classes may be loaded, in addition to bnn_runner. The run's own files name the packages
+            that it used; they are not trusted automatically.
+        device: cpu, cuda, mps or auto.
+        data_dir: Where the data are now, if they have moved.
+        cache_dir: Where the trained networks are now, if they have moved.
+        quiet: Print nothing.
+
+    Raises:
+        UserError: If the folder contains no finished run, or the run uses classes that are not trusted.
     """
     folder = Path(folder).absolute()
     facts = _facts(folder)
     places = facts.get("places") or {}
     config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     assert isinstance(config, dict)
-    wanted = [str(name) for name in config.get("allow") or () if name not in allow]
-    if wanted:
+    untrusted = [str(name) for name in config.get("allow") or () if name not in allow]
+    if untrusted:
         raise UserError(
-            f"The run in {folder} uses classes of {', '.join(wanted)}, which are not trusted. To trust them, "
-            f"pass --allow {','.join(wanted)}, or load(..., allow={wanted})."
+            f"The run in {folder} uses classes of {', '.join(untrusted)}, which are not trusted. To trust them, "
+            f"pass --allow {','.join(untrusted)}, or load(..., allow={untrusted})."
         )
     output_dir = folder.parents[4]
     config = merge(Catalogue().base, {str(k): v for k, v in config.items()})
-    recorded = places.get("cache_dir") if config.get("cache_dir") else None
-    kept = places.get("data_dir")
-    data = data_dir or (kept if kept is not None and Path(kept).is_dir() else None)
+    recorded_cache = places.get("cache_dir") if config.get("cache_dir") else None
+    recorded_data = places.get("data_dir")
+    data = data_dir or (recorded_data if recorded_data is not None and Path(recorded_data).is_dir() else None)
     config |= {
         "output_dir": str(output_dir),
-        "cache_dir": str(cache_dir or recorded or output_dir / "cache"),
+        "cache_dir": str(cache_dir or recorded_cache or output_dir / "cache"),
         "data_dir": None if data is None else str(data),
         "device": device,
         "allow": list(allow),
     }
-    own = places.get("config_dir")
-    if own is not None and allow:
-        add_to_import_path(Path(own))
+    config_dir = places.get("config_dir")
+    if config_dir is not None and allow:
+        add_to_import_path(Path(config_dir))
     # The configuration has the digests of pretrained networks: they are read from the cache, not from their files.
-    run = RunConfig(config, facts["choices"], config_dir=None if own is None else Path(own))
+    run = RunConfig(config, facts["choices"], config_dir=None if config_dir is None else Path(config_dir))
     experiment = build_experiment(run)
     return Run(folder, facts, experiment, pick_device(device), Console(io.StringIO()) if quiet else Console())
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """cell.json of a finished run."""
+    """Reads cell.json of a finished run. Raises `UserError` if it is missing or the run is not finished."""
     try:
         facts: dict[str, Any] = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -209,17 +235,27 @@ def _facts(folder: Path) -> dict[str, Any]:
             f"{folder} must be the folder of a run, as printed after 'cell'; it has no readable cell.json."
         ) from None
     if not (folder / "DONE").is_file():
-        ended = next((n for n in ("FAILED", "INTERRUPTED") if (folder / n).is_file()), None)
-        reason = (folder / ended).read_text(encoding="utf-8").splitlines()[0] if ended else "it has not finished"
+        status = next((n for n in ("FAILED", "INTERRUPTED") if (folder / n).is_file()), None)
+        reason = (folder / status).read_text(encoding="utf-8").splitlines()[0] if status else "it has not finished"
         command = folder / "command.txt"
-        again = f" To finish it, run: {command.read_text(encoding='utf-8').strip()}" if command.is_file() else ""
-        raise UserError(f"The run in {folder} is not finished ({(ended or 'no DONE file').lower()}: {reason}).{again}")
+        advice = f" To finish it, run: {command.read_text(encoding='utf-8').strip()}" if command.is_file() else ""
+        raise UserError(
+            f"The run in {folder} is not finished ({(status or 'no DONE file').lower()}: {reason}).{advice}"
+        )
     return facts
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run. Its parts are read when they are first asked for."""
+    """A finished run. Its parts are read when they are first used.
+
+    Attributes:
+        folder: The folder of the cell.
+        facts: Content of cell.json.
+        experiment: The experiment, with the objects of the configuration.
+        device: Where predictions are computed.
+        console: Where messages go.
+    """
 
     folder: Path
     facts: Mapping[str, Any]
@@ -253,14 +289,14 @@ class Run:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """metrics.csv: a row each score, with its standard error, n, split, status and note."""
+        """The scores (metrics.csv): one row each, with standard error, n, split, status and note."""
         import pandas as pd
 
         return pd.read_csv(self.folder / "metrics.csv", keep_default_na=False, na_values=["nan"])
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        """Log-likelihoods of every draw, predictive means or probabilities, for test, val and every other set."""
+        """Log-likelihoods of every draw and predictive means or probabilities, for test, val and every other set."""
         return evaluation_store.load(self.folder)
 
     @cached_property
@@ -272,23 +308,23 @@ class Run:
         cell_run = runner.prepare(self.experiment, self._session)
         if cell_run.task.fingerprint != self.facts["fingerprint"]:
             raise UserError(
-                f"The data of {self.folder} have changed since it was run (another fingerprint). Run it again, or "
-                "pass data_dir= with the original data."
+                f"The data of {self.folder} have changed since it was run (their fingerprint differs). Run it again, "
+                "or pass data_dir= with the original data."
             )
         return cell_run
 
     @property
     def task(self) -> Task:
-        """The data, as the run had them."""
+        """The data of the run."""
         return self._cell_run.task
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
-        """The trained networks, out of the cache. Raises `UserError` where they are gone."""
-        plan = runner.network_provider(self.experiment, self._session)
-        found = [plan.load(training) for training in self._cell_run.trainings]
-        networks = tuple(n for n in found if n is not None)
-        if len(networks) != len(found):
+        """The trained networks, from the cache. Raises `UserError` if one is missing."""
+        provider = runner.network_provider(self.experiment, self._session)
+        trainings = self._cell_run.trainings
+        networks = tuple(n for t in trainings if (n := provider.load(t)) is not None)
+        if len(networks) != len(trainings):
             raise UserError(
                 f"A trained network of {self.folder} is missing from {self.experiment.settings.cache_path}. Pass "
                 f"cache_dir=, or run it again: {(self.folder / 'command.txt').read_text(encoding='utf-8').strip()}"
@@ -302,12 +338,12 @@ class Run:
 
     @property
     def posterior_source(self) -> str:
-        """Where the posterior comes from: 'saved' with the run, or 'fitted again' to the cached networks."""
+        """How `posterior` is obtained: 'saved' (read from the run) or 'fitted again' (to the cached networks)."""
         return "saved" if posterior_store.is_saved(self.folder) else "fitted again"
 
     @cached_property
     def posterior(self) -> Posterior:
-        """The fitted posterior: read where the run saved it, else fitted again to the cached networks."""
+        """The fitted posterior: read if the run saved it, else fitted again to the cached networks."""
         cell_run = self._cell_run
         if self.posterior_source == "saved":
             module = runner.network_provider(self.experiment, self._session).skeleton(cell_run.trainings[0])
@@ -325,20 +361,35 @@ class Run:
         return derive_seed(self.seed, "posterior")
 
     def draws(self, num_draws: int | None = None, seed: int | None = None) -> Draws:
-        """Functions from the posterior, network inputs [B, ...] to outputs [S, B, K]; the scored ones by default."""
+        """Draws functions from the posterior: network inputs [B, ...] -> outputs [S, B, K].
+
+        Args:
+            num_draws: Number of draws S; that of the run by default.
+            seed: Seed of the draws; by default that of the run, which gives the draws that were scored.
+        """
         count = self.experiment.settings.eval.num_draws if num_draws is None else num_draws
         return self.posterior.draws(count, self._posterior_seed if seed is None else seed)
 
     def predict(self, x: Any, num_draws: int | None = None, level: float = 0.95) -> pd.DataFrame:
-        """Predictions for new points in their original units, one row each (see `Predictor.table`).
+        """Returns predictions for new points, one row each, in original units (see `Predictor.table` for the columns).
 
-        `x` is a table with the training columns by name, or numbers [M, D]; for images uint8 pixels
-        [M, C, H, W], [M, H, W, C] or [M, H, W]. Raises `UserError` for columns or shapes that do not fit.
+        Args:
+            x: A table with the training columns by name, or numbers [M, D]; for images uint8 pixels [M, C, H, W],
+                [M, H, W, C] or [M, H, W].
+            num_draws: Number of draws; that of the run by default.
+            level: Probability of the central interval.
+
+        Raises:
+            UserError: If columns or shapes do not fit.
         """
         return self.predictor(num_draws).table(from_values(x, self.task), level)
 
     def predictor(self, num_draws: int | None = None) -> Predictor:
-        """The posterior with all that predictions need."""
+        """Returns the posterior with everything that predictions need.
+
+        Args:
+            num_draws: Number of draws; that of the run by default.
+        """
         settings = self.experiment.settings.eval
         return Predictor(
             task=self.task,

@@ -1,4 +1,4 @@
-"""One run: the way of the data, from an experiment (or several that differ in seed or split) to finished cells.
+"""Runs one experiment end to end (or several that differ in seed or split): from the data to finished cells.
 
 experiment -> cells (finished ones are shown) -> tasks -> trained networks (cache) ->
 posterior = method.fit(…) -> Evaluation (saved) -> metrics -> files, figures, DONE
@@ -23,9 +23,9 @@ from bnn_runner.experiment import Experiment
 from bnn_runner.rng import derive_seed
 from bnn_runner.runs.cell import cell_of
 from bnn_runner.runs.cost_estimate import Cost, Forecast
-from bnn_runner.runs.download import acquire, prepare_data
+from bnn_runner.runs.download import download_missing, prepare_data
 from bnn_runner.runs.execute import begin, complete, score_again
-from bnn_runner.runs.fit_to_time_limit import announcement, decided_before, fit_to_time_limit
+from bnn_runner.runs.fit_to_time_limit import announcement, earlier_shortening, fit_to_time_limit
 from bnn_runner.runs.messages import describe_run, show_scores
 from bnn_runner.runs.provenance import Stages
 from bnn_runner.runs.session import CellRun, Session
@@ -44,7 +44,13 @@ __all__ = ["Outcome", "prepare", "run", "run_together", "network_provider"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: done, skipped (all cells were done) or failed; `message` is its first reason."""
+    """How a run ended.
+
+    Attributes:
+        status: 'done', 'failed', or 'skipped' if all cells were already done.
+        message: The reason of the first failure.
+        cells: Folders of the cells.
+    """
 
     status: Literal["done", "failed", "skipped"]
     message: str = ""
@@ -52,11 +58,17 @@ class Outcome:
 
 
 def run(experiment: Experiment, console: Console | None = None) -> Outcome:
-    """Run every cell of the experiment (one a replicate) and leave it on disk; with `prepare`, only fetch its data.
+    """Runs every cell of the experiment (one per replicate) and writes it to disk; with `prepare`, only gets its data.
 
-    Raises `UserError` for mistakes that only the data or the machine reveal. A run that fails is
-    FAILED in its cell and in the outcome; one that is stopped is INTERRUPTED, resumes when run again, and raises
-    `Interrupted`.
+    A failure is recorded in the cell (FAILED) and in the outcome; it does not raise.
+
+    Args:
+        experiment: The experiment.
+        console: Where messages go; standard output by default.
+
+    Raises:
+        UserError: For usage errors that show only with the data or on this machine.
+        Interrupted: If a stop was requested. The cell is marked INTERRUPTED; running it again resumes.
     """
     return run_together([experiment], console)[0]
 
@@ -64,18 +76,19 @@ def run(experiment: Experiment, console: Console | None = None) -> Outcome:
 def run_together(
     experiments: Sequence[Experiment], console: Console | None = None, estimated: bool = True
 ) -> list[Outcome]:
-    """Run experiments that differ in seed or split only; what they have to train is trained together.
+    """Runs experiments that differ only in seed or split, and trains their networks together.
 
     Args:
-        experiments: one or more; each has a cell for every replicate.
-        console: where messages go; standard output by default.
-        estimated: whether to estimate what a run without a time limit will take, which costs some seconds.
+        experiments: One or more; each has one cell per replicate.
+        console: Where messages go; standard output by default.
+        estimated: Whether to estimate the duration of a run without a time limit, which costs some seconds.
 
     Returns:
         The outcome of each experiment.
 
     Raises:
-        Interrupted, UserError: as `run`.
+        UserError: As for `run`.
+        Interrupted: As for `run`.
     """
     console = console or Console()
     settings = experiments[0].settings
@@ -93,29 +106,29 @@ def run_together(
         progress = console.progress()
         stack.callback(progress.close)
         session = Session(device, threads, console, progress, stop)
-        cells = [[e.one_seed(seed) for seed in e.seeds] for e in experiments]
-        cell_runs, session = _prepare_all([e for some in cells for e in some], len(cells), session, estimated)
-        ended = _run_all(cell_runs, session)
+        by_seed = [[e.one_seed(seed) for seed in e.seeds] for e in experiments]
+        cell_runs, session = _prepare_all([e for run in by_seed for e in run], len(by_seed), session, estimated)
+        results = _run_all(cell_runs, session)
     folders = iter([c.cell.folder for c in cell_runs])
-    return [_outcome(list(islice(folders, len(some))), ended) for some in cells]
+    return [_outcome(list(islice(folders, len(run))), results) for run in by_seed]
 
 
 def _prepare_all(
     experiments: Sequence[Experiment], runs: int, session: Session, estimated: bool
 ) -> tuple[list[CellRun], Session]:
-    """The cells of experiments of one seed each, with their data; shortened where a time limit requires it."""
+    """Loads the data of experiments with one seed each, and shortens them if a time limit requires it."""
     settings = experiments[0].settings
     with reading_once():
         for experiment in experiments:
-            acquire(experiment.data, settings.data_path, session.console.say, session.stop)
-        decided = decided_before(experiments, runs)
-        if decided is not None:
-            session = replace(session, shortening=decided)
-            experiments = [e.changed(decided.changes) for e in experiments]
+            download_missing(experiment.data, settings.data_path, session.console.say, session.stop)
+        earlier = earlier_shortening(experiments, runs)
+        if earlier is not None:
+            session = replace(session, shortening=earlier)
+            experiments = [e.changed(earlier.changes) for e in experiments]
         cell_runs = [prepare(e, session) for e in experiments]
         cost = Cost()
         if (
-            decided is None
+            earlier is None
             and (settings.time_limit is not None or estimated)
             and not all(_finished(c, session) for c in cell_runs)
         ):
@@ -124,38 +137,38 @@ def _prepare_all(
             forecast = Forecast(cost, session.progress, session.console.say)
             session = replace(session, shortening=shortening, progress=forecast)
         lines = announcement(cost, cell_runs, runs, session.shortening)
-        if decided is None and session.shortening.changes:
+        if earlier is None and session.shortening.changes:
             cell_runs = [prepare(e.changed(session.shortening.changes), session) for e in experiments]
     return cell_runs, replace(session, announcement=tuple(lines))
 
 
-def _outcome(folders: Sequence[Path], ended: _Ended) -> Outcome:
-    """The outcome of the experiment that has these cells."""
-    failures = [ended.failed[f] for f in folders if f in ended.failed]
+def _outcome(folders: Sequence[Path], results: _Results) -> Outcome:
+    """The outcome of the experiment with these cells."""
+    failures = [results.failed[f] for f in folders if f in results.failed]
     if failures:
         return Outcome("failed", failures[0], tuple(folders))
-    if ended.skipped.issuperset(folders):
+    if results.skipped.issuperset(folders):
         return Outcome("skipped", "all cells were already finished", tuple(folders))
     return Outcome("done", "", tuple(folders))
 
 
 @dataclass(frozen=True)
-class _Ended:
-    """Folders of the cells that were finished before, and of those that failed with the reasons."""
+class _Results:
+    """Folders of the cells that were already finished, and of those that failed, with the reasons."""
 
     skipped: set[Path]
     failed: dict[Path, str]
 
 
 def prepare(experiment: Experiment, session: Session) -> CellRun:
-    """Task, cell and needed trainings of an experiment of one seed."""
+    """Loads the data of an experiment with one seed, and lists the trained networks that it needs."""
     seed = experiment.settings.seed
     task = experiment.data.load(experiment.settings.data_path, seed).to(session.device, torch.float32)
     trainings = []
     rule = experiment.training_rule
-    needed = experiment.method.needs()
-    members = sorted({spec.member for spec in needed})
-    for spec in needed:
+    specs = experiment.method.needs()
+    members = sorted({spec.member for spec in specs})
+    for spec in specs:
         lane_seed = derive_seed(seed, "member", spec.member)
         extras = spec.identity if rule is None or not spec.trained else (*spec.identity, ("hyper", repr(rule)))
         key = training_key(experiment.config, task.spec.kind, task.fingerprint, lane_seed, extras)
@@ -166,7 +179,7 @@ def prepare(experiment: Experiment, session: Session) -> CellRun:
 
 
 def network_provider(experiment: Experiment, session: Session) -> NetworkProvider:
-    """How the experiment's networks are got."""
+    """Returns the provider of the experiment's networks: how they are trained, and their cache."""
     settings = experiment.settings
     config = TrainingConfig(
         model=experiment.model,
@@ -183,40 +196,40 @@ def network_provider(experiment: Experiment, session: Session) -> NetworkProvide
     return NetworkProvider(config, cache, session.device, session.console.say, session.progress, session.stop)
 
 
-def _run_all(cell_runs: list[CellRun], session: Session) -> _Ended:
-    """Show the finished cells; train what the others need together; complete them one by one."""
-    todo = [w for w in cell_runs if not _finished(w, session)]
+def _run_all(cell_runs: list[CellRun], session: Session) -> _Results:
+    """Shows the finished cells, trains the networks of the others together, and completes them one by one."""
+    todo = [c for c in cell_runs if not _finished(c, session)]
     for cell_run in cell_runs:
         if cell_run not in todo:
             if score_again(cell_run):
                 session.console.say("other metrics requested: recomputed from the saved evaluation")
             session.console.say(f"already finished (force=true runs it again): {short_path(cell_run.cell.folder)}")
             show_scores(cell_run, session)
-    ended = _Ended({w.cell.folder for w in cell_runs if w not in todo}, {})
+    results = _Results({c.cell.folder for c in cell_runs if c not in todo}, {})
     if not todo:
-        return ended
-    plan = network_provider(todo[0].experiment, session)
-    describe_run(todo[0], session, plan.config)
+        return results
+    provider = network_provider(todo[0].experiment, session)
+    describe_run(todo[0], session, provider.config)
     for line in session.announcement:
         session.console.say(line)
     try:
-        together = Stages()
+        training_stage = Stages()
         with _disk_errors():
             for cell_run in todo:
                 begin(cell_run, session)
-            with together.stage("training", session.device):
-                diverged = plan.train_missing([t for w in todo for t in w.trainings])
+            with training_stage.stage("training", session.device):
+                diverged = provider.train_missing([t for c in todo for t in c.trainings])
         for cell_run in todo:
-            cell_run.stages.seconds.update(together.seconds)
-            cell_run.stages.peaks.update(together.peaks)
+            cell_run.stages.seconds.update(training_stage.seconds)
+            cell_run.stages.peaks.update(training_stage.peaks)
             try:
                 for training in cell_run.trainings:
                     if training.key in diverged:
                         raise RunFailed(diverged[training.key])
                 with _disk_errors():
-                    _complete_leased(cell_run, plan, session)
+                    _complete_leased(cell_run, provider, session)
             except RunFailed as error:
-                ended.failed[cell_run.cell.folder] = _fail(cell_run, error, session)
+                results.failed[cell_run.cell.folder] = _fail(cell_run, error, session)
     except (Interrupted, InterruptedError, KeyboardInterrupt) as error:
         _interrupt(todo, str(error) or "stopped by Ctrl-C")
     except UserError:
@@ -226,12 +239,12 @@ def _run_all(cell_runs: list[CellRun], session: Session) -> _Ended:
             if cell_run.cell.status() == "open":
                 _fail(cell_run, error, session)
         raise
-    return ended
+    return results
 
 
 @contextmanager
 def _disk_errors() -> Iterator[None]:
-    """A full disk, or a folder that may not be written, is no bug of ours: it ends the run with what to do."""
+    """Turns a full disk or a missing write permission into `RunFailed`, with what to do."""
     try:
         yield
     except OSError as error:
@@ -240,26 +253,26 @@ def _disk_errors() -> Iterator[None]:
         raise RunFailed(reason) from error
 
 
-def _complete_leased(cell_run: CellRun, plan: NetworkProvider, session: Session) -> None:
-    """Complete a cell with no other writer beside us; what another finished meanwhile is shown."""
+def _complete_leased(cell_run: CellRun, provider: NetworkProvider, session: Session) -> None:
+    """Completes a cell as its only writer, unless another process has finished it in the meantime; shows the scores."""
 
     def waiting(owner: str) -> None:
         session.console.say(f"waiting: {owner} is running this cell")
 
     with Lease(cell_run.cell.folder, waiting, session.stop):
         if cell_run.cell.status() != "done" or cell_run.experiment.settings.force:
-            complete(cell_run, plan, session)
+            complete(cell_run, provider, session)
     show_scores(cell_run, session)
 
 
 def _finished(cell_run: CellRun, session: Session) -> bool:
-    """Whether the cell is done, by this version's results and from the same data; `force` says no."""
+    """Whether the cell is done, with the same data and version of results; never with `force`."""
     if cell_run.experiment.settings.force or cell_run.cell.status() != "done":
         return False
     facts = cell_run.cell.facts()
     if facts.get("results_version") != RESULTS_VERSION or facts.get("fingerprint") != cell_run.task.fingerprint:
         session.console.say(
-            f"the data or the program have changed since {short_path(cell_run.cell.folder)} was run: running it again"
+            f"the data or the program has changed since {short_path(cell_run.cell.folder)} was run: running it again"
         )
         cell_run.cell.set_status("open", "")
         return False
@@ -271,14 +284,14 @@ def _finished(cell_run: CellRun, session: Session) -> bool:
 
 
 def _fail(cell_run: CellRun, error: BaseException, session: Session) -> str:
-    """FAILED in the cell, with the reason in its first line and the traceback below; the reason."""
+    """Writes FAILED (the reason in the first line, then the traceback) and prints the reason; returns the reason."""
     reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
     first_line = " ".join(reason.split())
-    told = "".join(traceback.format_exception(error))
-    with suppress(OSError):  # where nothing can be written, the outcome alone has the reason
-        cell_run.cell.set_status("failed", first_line + "\n\n" + told)
+    traceback_text = "".join(traceback.format_exception(error))
+    with suppress(OSError):  # if the disk is full, only the outcome has the reason
+        cell_run.cell.set_status("failed", first_line + "\n\n" + traceback_text)
     session.console.log = cell_run.cell.folder / "log.txt"
-    session.console.write_log(told)
+    session.console.write_log(traceback_text)
     session.console.say(f"FAILED: {reason}")
     session.console.log = None
     session.console.say(f"cell     {short_path(cell_run.cell.folder)}")

@@ -1,4 +1,4 @@
-"""Cells: the folder of one point of a sweep, its status, and the files a finished one holds."""
+"""Cells: the folder of one run, its status, and the tables in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """outputs/runs/<data>/<model>/<method>/<seed>-<hash8>."""
+    """The cell in the folder `root`/runs/<data>/<model>/<method>/<seed>-<first 8 digits of hash>."""
 
     root: Path
     data: str
@@ -46,18 +46,20 @@ class Cell:
 
     @property
     def fit_checkpoint(self) -> Path:
-        """Where a long posterior fit keeps its state until the cell is finished."""
+        """File with the state of a long posterior fit, until the cell is finished."""
         return self.folder / "fit.partial"
 
     def finish(self) -> None:
+        """Deletes the checkpoint and sets the status to done."""
         self.fit_checkpoint.unlink(missing_ok=True)
         self.set_status("done", json.dumps({"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}))
 
     def facts(self) -> dict[str, Any]:
+        """Returns the content of cell.json; {} if there is none."""
         return facts_of(self.folder)
 
     def write_scores(self, scores: Sequence[Score]) -> None:
-        """metrics.csv: one row a score, its fields as columns; NaN is written out."""
+        """Writes metrics.csv: one row per score, its fields as columns; not-a-number is written as "nan"."""
         write_text(
             self.folder / "metrics.csv", table_text([asdict(s) for s in scores], [f.name for f in fields(Score)])
         )
@@ -65,14 +67,19 @@ class Cell:
     def write_history(
         self, histories: Sequence[Sequence[Mapping[str, float]]], fit: Sequence[Mapping[str, float]] = ()
     ) -> None:
-        """history.csv: one row an epoch and member, then those of the posterior's own `fit` as member "posterior"."""
+        """Writes history.csv: one row per member and epoch, then the rows of `fit` as member "posterior".
+
+        Args:
+            histories: The training history of each member.
+            fit: The history of the posterior's own fit.
+        """
         rows: list[dict[str, Any]] = [{"member": i, **row} for i, history in enumerate(histories) for row in history]
         rows += [{"member": "posterior", **row} for row in fit]
         columns = list(dict.fromkeys(key for row in rows for key in row)) or ["member"]
         write_text(self.folder / "history.csv", table_text(rows, columns))
 
     def write_tuning(self, traces: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-        """hyper.csv: one row a member and update of the prior in training; no file where the prior stayed."""
+        """Writes hyper.csv: one row per member and update of the prior in training; no file without updates."""
         rows = [{"member": i, **row} for i, trace in enumerate(traces) for row in trace]
         if rows:
             columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -80,7 +87,7 @@ class Cell:
 
 
 def cell_of(experiment: Experiment) -> Cell:
-    """The cell of an experiment of one seed."""
+    """Returns the cell of an experiment with one seed."""
     return Cell(
         root=experiment.settings.output_dir,
         data=str(experiment.choices["data"]),
@@ -92,7 +99,7 @@ def cell_of(experiment: Experiment) -> Cell:
 
 
 def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """CSV; None is empty, not-a-number is written "nan"."""
+    """Returns rows as CSV text; None becomes empty, not-a-number becomes "nan"."""
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(columns), lineterminator="\n")
     writer.writeheader()
@@ -102,20 +109,20 @@ def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str
 
 
 def headline(scores: Sequence[Score]) -> dict[str, float]:
-    """Each metric's first finite value on the test set."""
-    found: dict[str, float] = {}
+    """Returns each metric's first finite value on the test set."""
+    values: dict[str, float] = {}
     for score in scores:
         if score.split == "test" and math.isfinite(score.value):
-            found.setdefault(score.metric, score.value)
-    return found
+            values.setdefault(score.metric, score.value)
+    return values
 
 
 def command_line(overrides: Sequence[str], config_dir: Path | str | None = None) -> str:
-    """One line for a shell that gives this cell again."""
+    """Returns the shell command for a run with these overrides."""
     words = ["bnn-run", *([] if config_dir is None else ["--config-dir", str(config_dir)]), *overrides]
     return " ".join(w if re.fullmatch(r"[\w@%+=:,./-]+", w) else shlex.quote(w) for w in words)
 
 
 def write_description(cell: Cell, facts: Mapping[str, Any]) -> None:
-    """cell.json, whole or absent."""
+    """Writes cell.json, atomically."""
     write_json(cell.folder / "cell.json", dict(facts))

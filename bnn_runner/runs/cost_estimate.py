@@ -1,4 +1,4 @@
-"""What a run would take: a few real training steps and the posteriors of two small subsets, timed."""
+"""Estimates the time of a run by measuring a few training steps and the posteriors of two small subsets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROBE_POINTS, _PROBE_SECONDS, _MOST_PROBE_POINTS, _UPDATE_POINTS = 32, 2.0, 102
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a run, by part; the last two are a point's."""
+    """Seconds of a run by part, and seconds per training point (fit) and per scored point (evaluation)."""
 
     training: float = 0.0
     fit: float = 0.0
@@ -38,7 +38,7 @@ class Cost:
         return self.training + self.fit + self.evaluation
 
     def times(self, factor: float) -> Cost:
-        """The same run on a machine that takes `factor` times as long."""
+        """Returns the cost of the same run on a machine that takes `factor` times as long."""
         return replace(
             self, training=factor * self.training, fit=factor * self.fit, evaluation=factor * self.evaluation
         )
@@ -56,22 +56,29 @@ def estimate(
     scored_points: Sequence[int],
     device: torch.device,
 ) -> Cost:
-    """What a run would cost: a few real training steps, and posteriors of two small subsets, timed.
+    """Estimates the cost of a run.
 
-    A fit that takes longer than two seconds is left there, and its time taken from how far it came.
+    Measures a few training steps, and the posteriors of two small subsets. A fit that takes longer than two seconds is
+    stopped, and its time extrapolated from its progress.
 
-    `missing` are the trainings that the cache lacks; `scored_points` how many points each task evaluates.
+    Args:
+        experiment: The method and its settings.
+        config: Settings of the training.
+        tasks: The data of each cell.
+        missing: The networks that are not in the cache.
+        scored_points: Number of points that each cell evaluates.
+        device: Where the run computes.
     """
     training = _training_seconds(config, missing, device)
     points = sum(len(t.train) for t in tasks)
     if training < 20 and points + sum(scored_points) < 5000:
         return Cost(training, 0.0, 0.0)
-    _posterior_seconds(experiment, config, tasks[0], 8, device)  # the first call of anything is slower
+    _posterior_seconds(experiment, config, tasks[0], 8, device)  # warm-up: first calls are slower
     few = _PROBE_POINTS
     first = _posterior_seconds(experiment, config, tasks[0], few, device)
     many = min(_MOST_PROBE_POINTS, max(2 * few, int(few * _PROBE_SECONDS / max(sum(first), 1e-6))))
     second = _posterior_seconds(experiment, config, tasks[0], many, device)
-    # Half the plain average is a floor: on a busy machine the difference of two times may come out as nothing.
+    # At least half the average: on a busy machine the difference of two measured times may be zero or negative.
     fit_slope, eval_slope = (max((second[i] - first[i]) / (many - few), 0.5 * second[i] / many) for i in (0, 1))
     fit = sum(first[0] + fit_slope * len(t.train) for t in tasks)
     evaluation = sum(first[1] + eval_slope * n for n in scored_points)
@@ -79,83 +86,86 @@ def estimate(
 
 
 def _training_seconds(config: TrainingConfig, missing: Sequence[Lane], device: torch.device) -> float:
-    """Of all trainings, grouped as they will be: those of equal size at once where they stack."""
+    """Seconds of all trainings, grouped as in the run: those of equal size at once if they can be stacked."""
     by_size: dict[int, list[Lane]] = {}
     for lane in missing:
         by_size.setdefault(len(lane.task.train), []).append(lane)
     total = 0.0
     for lanes in by_size.values():
-        group, times = LaneTrainer(config, lanes, device), 1
-        if group.strategy == "loop":
-            group, times = LaneTrainer(config, lanes[:1], device), len(lanes)
-        total += (group.step_seconds() * group.total_steps + _update_seconds(config, lanes[0], device)) * times
+        trainer, repeats = LaneTrainer(config, lanes, device), 1
+        if trainer.strategy == "loop":
+            trainer, repeats = LaneTrainer(config, lanes[:1], device), len(lanes)
+        total += (trainer.step_seconds() * trainer.total_steps + _update_seconds(config, lanes[0], device)) * repeats
     return total
 
 
 def _update_seconds(config: TrainingConfig, lane: Lane, device: torch.device) -> float:
-    """Of all updates of the prior in one training, by a rule that acts there, judged from one on a few points."""
+    """Seconds of all updates of the prior in one training by a training rule, from one update on a few points."""
     rule, schedule, points = config.rule, config.schedule, len(lane.task.train)
     if rule is None:
         return 0.0
     few = min(points, _UPDATE_POINTS)
     task = replace(lane.task, train=lane.task.train.subset(torch.arange(few)))
-    group = LaneTrainer(config, [replace(lane, task=task)], device)
+    trainer = LaneTrainer(config, [replace(lane, task=task)], device)
     seconds = 0.0
-    for _ in range(2):  # the first call of anything is slower
+    for _ in range(2):  # the first call is a warm-up
         begin = time.perf_counter()
-        rule.update(group.network(0), task, TuningState(dict(group.prior)), 1, lane.seed)
+        rule.update(trainer.network(0), task, TuningState(dict(trainer.prior)), 1, lane.seed)
         seconds = time.perf_counter() - begin
-    used = min(points, getattr(rule, "points", None) or points)
+    rule_points = min(points, getattr(rule, "points", None) or points)
     updates = sum(rule.due(schedule, epoch) for epoch in range(1, rule.epochs(schedule) + 1))
-    return updates * seconds * max(1.0, used / few)
+    return updates * seconds * max(1.0, rule_points / few)
 
 
 def _posterior_seconds(
     experiment: Experiment, config: TrainingConfig, task: Task, points: int, device: torch.device
 ) -> tuple[float, float]:
-    """Seconds to fit the posterior on `points` training points and to evaluate as many test points; initial weights."""
+    """Seconds to fit a posterior to `points` training points, and to evaluate as many test points.
 
-    def some(n: int) -> torch.Tensor:
+    The networks have their initial weights.
+    """
+
+    def first(n: int) -> torch.Tensor:
         return torch.arange(min(points, n))
 
     small = replace(
         task,
-        train=task.train.subset(some(len(task.train))),
-        val=task.val.subset(some(0)),
-        test=task.test.subset(some(len(task.test))),
+        train=task.train.subset(first(len(task.train))),
+        val=task.val.subset(first(0)),
+        test=task.test.subset(first(len(task.test))),
         ood={},
     )
     networks: list[Network] = []
     for i, spec in enumerate(experiment.method.needs()):
-        group = LaneTrainer(replace(config, noise_transform=spec.noise_transform), [Lane(small, i)], device)
-        networks.append(group.network(0))
+        trainer = LaneTrainer(replace(config, noise_transform=spec.noise_transform), [Lane(small, i)], device)
+        networks.append(trainer.network(0))
     method = experiment.method
     if isinstance(method, DecidesBySize):
         method = method.decided(task, networks[0])
     settings, begin = experiment.settings.eval, time.perf_counter()
 
     def progress(stage: str, done: int, total: int) -> None:
-        spent = time.perf_counter() - begin
-        if 0 < done < total and spent > _PROBE_SECONDS:
-            raise _LongFit(spent * total / done)
+        elapsed = time.perf_counter() - begin
+        if 0 < done < total and elapsed > _PROBE_SECONDS:
+            raise _LongFit(elapsed * total / done)
 
-    predictive, num_draws, share = experiment.method.predictive, settings.num_draws, 1.0
+    predictive, num_draws, factor = experiment.method.predictive, settings.num_draws, 1.0
     try:
         posterior: Posterior = method.fit(
             small, networks, FitContext(0, Fixed(1.0), experiment.schedule, progress=progress)
         )
         fit = time.perf_counter() - begin
     except _LongFit as long:
-        # Its draws are networks, as far as their cost goes: some copies of one stand for them.
+        # A draw costs as much as a network, so copies of one network stand in for the draws.
         fit, predictive, num_draws = long.seconds, "draws", min(num_draws, 8)
-        posterior, share = NetworkEnsemble((networks[0],) * num_draws), settings.num_draws / num_draws
+        posterior, factor = NetworkEnsemble((networks[0],) * num_draws), settings.num_draws / num_draws
     middle = time.perf_counter()
     evaluate_split(small, posterior, small.test, predictive, num_draws, 0, settings.batch_size)
-    return fit, share * (time.perf_counter() - middle)
+    return fit, factor * (time.perf_counter() - middle)
 
 
 class _LongFit(Exception):
-    """A fit that takes longer than a probe may, left at its first progress after that; `seconds` is all of it."""
+    """Stops a fit that takes longer than the probe allows; `seconds` is the estimate of the whole fit."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"about {seconds:.0f} s")
@@ -163,12 +173,17 @@ class _LongFit(Exception):
 
 
 class Forecast:
-    """A `Progress` that compares the first steps of training with the estimate, and corrects that once if it was off.
+    """A `Progress` callback that compares the first steps of training with the estimate, and corrects it once.
 
-    A machine that was busy for a moment while the estimate was made gives one that is far too long.
+    If the machine was busy for a moment during the measurements, the estimate is far too long.
+
+    Args:
+        cost: The estimate.
+        progress: Receives every call.
+        say: Prints the correction, if the estimate is off by more than `TOLERATED_FACTOR`.
     """
 
-    WATCHED_SECONDS, OFF = 10.0, 1.3
+    OBSERVED_SECONDS, TOLERATED_FACTOR = 10.0, 1.3
 
     def __init__(self, cost: Cost, progress: Progress, say: Callable[[str], None]) -> None:
         self.cost, self.progress, self.say = cost, progress, say
@@ -183,12 +198,13 @@ class Forecast:
         if self._start is None:
             self._start = now, done
             return
-        begun, first = self._start
-        if now - begun < self.WATCHED_SECONDS or done == first:
+        start, first = self._start
+        if now - start < self.OBSERVED_SECONDS or done == first:
             return
         self._corrected = True
-        listed = re.search(r" of (\d+)$", stage)  # one of several that are trained one after the other
-        factor = (now - begun) / (done - first) * total * (int(listed[1]) if listed else 1) / self.cost.training
+        several = re.search(r" of (\d+)$", stage)  # the stage is one of several trainings, one after the other
+        factor = (now - start) / (done - first) * total * (int(several[1]) if several else 1) / self.cost.training
         actual = self.cost.times(factor)
-        if max(factor, 1 / factor) > self.OFF and max(self.cost.total, actual.total) > LONG_AFTER_SECONDS:
-            self.say(f"estimate corrected after {done - first} steps: about {duration(actual.total)} in all")
+        off = max(factor, 1 / factor) > self.TOLERATED_FACTOR
+        if off and max(self.cost.total, actual.total) > LONG_AFTER_SECONDS:
+            self.say(f"estimate corrected after {done - first} steps: about {duration(actual.total)} in total")

@@ -1,4 +1,4 @@
-"""One cell, from its trained networks to its files: posterior, evaluation, scores, figures, provenance."""
+"""Computes one cell from its trained networks: posterior, evaluation, scores, figures, provenance, and its files."""
 
 from __future__ import annotations
 
@@ -33,32 +33,47 @@ from bnn_runner.training.provider import NetworkProvider
 
 
 def begin(cell_run: CellRun, session: Session) -> None:
-    """Make the folder and say what the cell is, before anything can fail; a cell that is done by now is left alone."""
+    """Creates the folder of a cell and describes the cell there, before anything can fail.
+
+    Does nothing if another process has finished the cell in the meantime.
+    """
     cell = cell_run.cell
     if cell.status() == "done" and not cell_run.experiment.settings.force:
         return
-    known = cell.facts()
-    if known and (known.get("results_version"), known.get("fingerprint")) != (
+    earlier = cell.facts()
+    if earlier and (earlier.get("results_version"), earlier.get("fingerprint")) != (
         RESULTS_VERSION,
         cell_run.task.fingerprint,
     ):
-        cell.fit_checkpoint.unlink(missing_ok=True)  # of other data, or of other code
+        cell.fit_checkpoint.unlink(missing_ok=True)  # written with other data or by another version
     if cell_run.attempt == 0:
-        cell_run.attempt = 1 if cell.status() == "done" else int(known.get("attempts", 0)) + 1
+        cell_run.attempt = 1 if cell.status() == "done" else int(earlier.get("attempts", 0)) + 1
     cell.folder.mkdir(parents=True, exist_ok=True)
     cell.set_status("open", "")
     write_description(cell, _facts(cell_run, session))
     write_text(cell.folder / "command.txt", cell_run.command() + "\n")
 
 
-def complete(cell_run: CellRun, plan: NetworkProvider, session: Session) -> None:
-    """Fit, evaluate, score and write; DONE last. For who alone may write the cell."""
+def complete(cell_run: CellRun, provider: NetworkProvider, session: Session) -> None:
+    """Fits the posterior, evaluates and scores it, and writes the files; DONE comes last.
+
+    The caller must hold the lease of the cell.
+
+    Args:
+        cell_run: The cell.
+        provider: Loads the trained networks.
+        session: Device, console and stop request.
+
+    Raises:
+        RunFailed: If the cell could not be computed.
+        Interrupted: If a stop was requested.
+    """
     console = session.console
     clear_unfinished(cell_run.cell.folder)
     begin(cell_run, session)
     console.log = cell_run.cell.folder / "log.txt"
     try:
-        networks = [n for t in cell_run.trainings if (n := plan.load(t)) is not None]
+        networks = [n for t in cell_run.trainings if (n := provider.load(t)) is not None]
         if len(networks) != len(cell_run.trainings):
             raise RunFailed("A trained network disappeared from the cache during the run. Run the same command again.")
         pretrained = report_pretrained(cell_run, networks, session)
@@ -69,19 +84,19 @@ def complete(cell_run: CellRun, plan: NetworkProvider, session: Session) -> None
         scores = score(cell_run, evaluation)
         _write(cell_run, networks, posterior, evaluation, calibration, scores, pretrained, history, session)
         cell_run.cell.finish()
-        if (trouble := log_finished(cell_run.experiment.logger, cell_run.cell.folder, cell_run.cell.root)) is not None:
-            console.say(f"note: {trouble}")
+        if (problem := log_finished(cell_run.experiment.logger, cell_run.cell.folder, cell_run.cell.root)) is not None:
+            console.say(f"note: {problem}")
     finally:
         console.log = None
 
 
 def score(cell_run: CellRun, evaluation: Evaluation) -> list[Score]:
-    """Every metric of the experiment, from the evaluation alone."""
+    """Returns the scores of all metrics of the experiment; they depend only on the evaluation and the seed."""
     return [s for metric in cell_run.experiment.metrics.values() for s in metric(evaluation, cell_run.cell.seed)]
 
 
 def score_again(cell_run: CellRun) -> bool:
-    """Make the scores of a finished cell anew if other metrics are asked for; whether that was so."""
+    """Computes the scores of a finished cell again if other metrics are selected. Returns whether it did."""
     facts = cell_run.cell.facts()
     if facts.get("metrics_digest") == cell_run.metrics_digest():
         return False
@@ -117,7 +132,7 @@ def _fit(
 
 
 def by_rule(treatment: Mapping[str, str]) -> dict[str, list[str]]:
-    """{parameter: rule} turned round to {rule: parameters}."""
+    """Inverts {parameter: rule} to {rule: parameters}."""
     rules: dict[str, list[str]] = {}
     for name, rule in treatment.items():
         rules.setdefault(rule, []).append(name)
@@ -126,9 +141,10 @@ def by_rule(treatment: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _evaluate(cell_run: CellRun, posterior: Posterior, session: Session) -> tuple[Evaluation, Calibration | None]:
     settings = cell_run.experiment.settings.eval
-    most = settings.max_ood if settings.max_ood is not None else 2**31
-    shifted = settings.max_shift if settings.max_shift is not None else 2**31
-    task, predictive = _with_short_val(cell_run.task, most, cell_run.cell.seed), cell_run.experiment.method.predictive
+    max_ood = settings.max_ood if settings.max_ood is not None else 2**31
+    max_shift = settings.max_shift if settings.max_shift is not None else 2**31
+    task = _with_fewer_val_points(cell_run.task, max_ood, cell_run.cell.seed)
+    predictive = cell_run.experiment.method.predictive
     size: dict[str, int] = {
         "num_draws": settings.num_draws,
         "seed": derive_seed(cell_run.cell.seed, "posterior"),
@@ -145,24 +161,24 @@ def _evaluate(cell_run: CellRun, posterior: Posterior, session: Session) -> tupl
             posterior,
             predictive,
             **size,
-            max_ood=most,
-            max_shift=shifted,
+            max_ood=max_ood,
+            max_shift=max_shift,
             progress=session.step,
             temperature=temperature,
         )
     return evaluation, calibration
 
 
-def _with_short_val(task: Task, most: int, seed: int) -> Task:
-    """The validation part cut to a seeded subset for scoring; hyperparameter rules have used all of it."""
-    if len(task.val) <= most:
+def _with_fewer_val_points(task: Task, max_points: int, seed: int) -> Task:
+    """Reduces the validation part to a seeded random subset for scoring; hyperparameter rules use all of it."""
+    if len(task.val) <= max_points:
         return task
-    chosen = torch.randperm(len(task.val), generator=generator(seed, "eval", "val"))[:most]
-    return replace(task, val=task.val.subset(chosen.sort().values))
+    selected = torch.randperm(len(task.val), generator=generator(seed, "eval", "val"))[:max_points]
+    return replace(task, val=task.val.subset(selected.sort().values))
 
 
 def _facts(cell_run: CellRun, session: Session) -> dict[str, Any]:
-    """What cell.json says from the start; the finished cell adds report, notes and headline."""
+    """Content of cell.json from the start; a finished cell adds report, notes and headline."""
     cell, experiment = cell_run.cell, cell_run.experiment
     return {
         "data": cell.data,
@@ -217,10 +233,10 @@ def _write(
         report = report.extended(*training_facts(rule, networks))
     if calibration is not None:
         report = report.extended({"temperature": calibration.temperature}, [calibration.note()])
-    found: dict[str, Any] = {"report": report.row(), "notes": notes, "headline": headline(scores), **saved}
+    results: dict[str, Any] = {"report": report.row(), "notes": notes, "headline": headline(scores), **saved}
     if pretrained:
-        found["pretrained"] = list(pretrained)
-    write_description(cell, _facts(cell_run, session) | found)
+        results["pretrained"] = list(pretrained)
+    write_description(cell, _facts(cell_run, session) | results)
     provenance = collect(session.device, experiment.settings, session.threads, cell_run.stages)
     provenance |= {
         "training_keys": [t.key for t in cell_run.trainings],
@@ -235,7 +251,7 @@ def _write(
 
 
 def _save_posterior(cell_run: CellRun, posterior: Posterior, session: Session) -> dict[str, bool]:
-    """Keep the posterior in the cell; one that cannot be kept says so in the row. For cell.json: whether it was."""
+    """Saves the posterior in the cell, or notes why it does not support that. Returns the entry for cell.json."""
     try:
         posterior_store.save(posterior, cell_run.cell.folder, cell_run.fingerprints())
         return {"posterior_saved": True}
@@ -247,7 +263,7 @@ def _save_posterior(cell_run: CellRun, posterior: Posterior, session: Session) -
 
 
 def _components(cell_run: CellRun) -> list[object]:
-    """The components that had a part in the cell, for its citations."""
+    """The components that the cell uses, for its citations."""
     experiment = cell_run.experiment
     used = [
         experiment.data,
@@ -261,6 +277,6 @@ def _components(cell_run: CellRun) -> list[object]:
 
 
 def _weight_decays(networks: Sequence[Network], num_points: int) -> dict[str, float]:
-    """The decay λ/N that each distinct training precision amounts to in the objective."""
+    """The weight decay λ/N in the objective for each distinct training precision λ."""
     precisions = {p for n in networks for p in n.prior_precision.values()}
     return {f"precision {p:g}": p / num_points for p in sorted(precisions)}

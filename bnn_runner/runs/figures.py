@@ -26,7 +26,20 @@ def draw_figures(
     scores: Sequence[Score],
     networks: Sequence[Network],
 ) -> list[Path]:
-    """Draw what applies into folder/figures; the functions shown are the very draws that were scored."""
+    """Draws all figures that apply into folder/figures; they show the same draws that were scored.
+
+    Args:
+        folder: The folder of the cell.
+        task: The data.
+        posterior: The fitted posterior.
+        experiment: The experiment of the cell.
+        evaluation: The evaluation of the posterior.
+        scores: The scores.
+        networks: The trained networks, for their histories.
+
+    Returns:
+        The files.
+    """
     settings = experiment.settings.eval
     seed = experiment.settings.seed
     device, dtype = task.train.inputs.device, torch.float32
@@ -49,5 +62,5 @@ def draw_figures(
 
 
 def redraw_figures(folder: Path, task: Task, evaluation: Evaluation, scores: Sequence[Score]) -> list[Path]:
-    """Draw again what depends on evaluation and scores alone; figures that need the posterior stay as they are."""
+    """Draws the figures again that depend only on evaluation and scores; the others stay. Returns the files."""
     return run_figures(folder, task, evaluation, scores, [], None)

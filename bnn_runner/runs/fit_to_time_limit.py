@@ -1,4 +1,4 @@
-"""Before anything is trained: what a run will take, and what a time limit makes smaller."""
+"""Before training: estimates how long a run takes, and shortens it to a time limit if one is set."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ from bnn_runner.training.provider import NetworkProvider
 from bnn_runner.training.state import Lane
 
 SHORT_MINUTES = 20.0
-"""A run that would take longer is told with the command of a smaller one that takes about this."""
+"""For a longer run, the command of a smaller run of about this length is printed."""
 
 
-def decided_before(experiments: Sequence[Experiment], runs: int) -> Shortening | None:
-    """What an earlier run of the same request was shortened to; None where that is not known, or nothing limits."""
+def earlier_shortening(experiments: Sequence[Experiment], runs: int) -> Shortening | None:
+    """Returns the shortening of an earlier run of the same cells; None without one, or without a time limit.
+
+    Args:
+        experiments: One for each cell.
+        runs: Number of runs that these cells belong to; each has its own time limit.
+    """
     first = experiments[0]
     if first.settings.time_limit is None or first.settings.force:
         return None
@@ -38,9 +43,16 @@ def decided_before(experiments: Sequence[Experiment], runs: int) -> Shortening |
 def fit_to_time_limit(
     cell_runs: Sequence[CellRun], runs: int, provider: NetworkProvider, session: Session
 ) -> tuple[Shortening, Cost]:
-    """What the cells cost, and what has to change so that they take at most the time limits of `runs` runs.
+    """Estimates the cost of the cells, and the changes that fit them into the time limit.
 
-    Nothing changes without a limit.
+    Args:
+        cell_runs: The cells.
+        runs: Number of runs that the cells belong to; each has its own time limit.
+        provider: Knows which networks are in the cache.
+        session: Device and console.
+
+    Returns:
+        The changes (none without a time limit), and the cost without them.
     """
     first = cell_runs[0].experiment
     cost = _cost(cell_runs, provider, session)
@@ -49,13 +61,13 @@ def fit_to_time_limit(
         return Shortening(), cost
     changes = _shorter(cost, 60 * minutes * runs, cell_runs)
     record = _record([c.experiment for c in cell_runs], runs)
-    if changes or record.exists():  # a forced run may find that nothing need be shortened now
+    if changes or record.exists():  # a forced run may no longer need changes
         write_json(record, changes)
     return Shortening.of(first, changes), cost
 
 
 def _record(experiments: Sequence[Experiment], runs: int) -> Path:
-    """Where the decision for these cells is kept."""
+    """File that stores the changes of these cells."""
     request = digest([[cell_of(e).hash for e in experiments], experiments[0].settings.time_limit, runs])
     return experiments[0].settings.cache_path / "plans" / f"{request}.json"
 
@@ -75,7 +87,7 @@ def _shorter(cost: Cost, limit_seconds: float, cell_runs: Sequence[CellRun]) -> 
 
 
 def _other_points(cell_run: CellRun) -> list[int]:
-    """How many points of the validation part, of each out-of-distribution set and each level of shift are scored."""
+    """Number of scored points of the validation part, of each out-of-distribution set and of each level of shift."""
     settings, task = cell_run.experiment.settings.eval, cell_run.task
     sizes = [(len(s), settings.max_ood) for name, s in task.splits().items() if name not in ("train", "test")]
     sizes += [(len(s), settings.max_shift) for s in task.shifted.values()]
@@ -83,7 +95,7 @@ def _other_points(cell_run: CellRun) -> list[int]:
 
 
 def announcement(cost: Cost, cell_runs: Sequence[CellRun], runs: int, shortening: Shortening) -> list[str]:
-    """Lines that say what the run will take, where that is over a minute, and how it is shortened or could be."""
+    """Returns lines for the user: how long the run takes (if over a minute), and how it is or could be shortened."""
     first, lines = cell_runs[0], []
     if cost.total > LONG_AFTER_SECONDS:
         lines.append(f"this run will take about {duration(cost.total)} ({cost.describe()}); Ctrl-C keeps what is done")

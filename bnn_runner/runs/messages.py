@@ -1,4 +1,4 @@
-"""What a run prints before and after its work."""
+"""Prints what a run is about to do, and its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bnn_runner.training.state import TrainingConfig
 
 
 def describe_run(cell_run: CellRun, session: Session, config: TrainingConfig) -> None:
-    """The task, the network, the method, the prior and the device, before anything runs."""
+    """Prints data, model, method, training, device and prior of a run."""
     task, experiment, say = cell_run.task, cell_run.experiment, session.console.say
     sizes = f"{len(task.train):,} train, {len(task.val):,} validation, {len(task.test):,} test"
     say(f"data={cell_run.cell.data}: {task.spec.kind}, inputs {list(task.spec.input_shape)}, {sizes}")
@@ -41,7 +41,7 @@ def describe_run(cell_run: CellRun, session: Session, config: TrainingConfig) ->
 
 
 def _decay(config: TrainingConfig, cell_run: CellRun) -> str:
-    """The training prior's precisions λ and the weight decay λ/N that each amounts to."""
+    """Describes the precisions λ of the training prior and the weight decay λ/N of each."""
     config = replace(config, noise_transform=next((t.noise_transform for t in cell_run.trainings), None))
     with global_stream(0, "skeleton"):
         precisions = config.precisions(config.build(cell_run.task.spec)).values()
@@ -52,14 +52,14 @@ def _decay(config: TrainingConfig, cell_run: CellRun) -> str:
 
 
 def report_pretrained(cell_run: CellRun, networks: Sequence[Network], session: Session) -> list[dict[str, Any]]:
-    """Try each network trained elsewhere on this task, before anything is built on it; what cell.json says of it."""
-    experiment, say, found = cell_run.experiment, session.console.say, []
+    """Scores the pretrained networks on the task; prints scores and notes. Returns the entries for cell.json."""
+    experiment, say, entries = cell_run.experiment, session.console.say, []
     for weights, network in zip(experiment.pretrained, networks, strict=False):
-        trial = score_pretrained(network, cell_run.task)
+        scores = score_pretrained(network, cell_run.task)
         say(f"pretrained network {weights.path.name}: {network.num_parameters:,} parameters")
-        for line in trial.lines():
+        for line in scores.lines():
             say(line)
-        notes = [*weights.notes, *trial.warnings]
+        notes = [*weights.notes, *scores.warnings]
         if cell_run.task.spec.kind == "regression" and experiment.noise.noise == "learned":
             notes.append(
                 "likelihood.noise=learned requires training: for a pretrained network the residual standard "
@@ -70,12 +70,12 @@ def report_pretrained(cell_run: CellRun, networks: Sequence[Network], session: S
         for note in dict.fromkeys(notes):
             say(f"note: {note}")
         cell_run.notes += [n for n in notes if n not in cell_run.notes]
-        found.append({"file": str(weights.path), "digest": weights.digest, "parts": trial.parts})
-    return found
+        entries.append({"file": str(weights.path), "digest": weights.digest, "parts": scores.parts})
+    return entries
 
 
 def show_scores(cell_run: CellRun, session: Session) -> None:
-    """The finished cell's facts and table, and where everything lies."""
+    """Prints the scores of a finished cell, its notes, and the paths of its files."""
     cell, say = cell_run.cell, session.console.say
     report = cell.facts().get("report", {})
     say()
@@ -98,12 +98,12 @@ def show_scores(cell_run: CellRun, session: Session) -> None:
 
 
 def evidence_line(report: dict[str, Any]) -> str:
-    """The log evidence of a finished run, over which weights it is, and what was chosen by which rule."""
+    """Describes the log evidence of a finished run: which weights, the selected hyperparameters, the rule's status."""
     precision = report.get("prior_precision")
     unit = " x diag(H)/N" if report.get("hyper_family") == "g" else ""
-    chosen = f", prior precision {precision:.4g}{unit}" if precision is not None else ""
+    selected = f", prior precision {precision:.4g}{unit}" if precision is not None else ""
     if report.get("noise") == "evidence":
-        chosen += ", noise " + ", ".join(f"{sigma:.4g}" for sigma in report["noise_sigma"][:3])
+        selected += ", noise " + ", ".join(f"{sigma:.4g}" for sigma in report["noise_sigma"][:3])
     value, basis = report["evidence_nats"], report.get("evidence_over", "all weights")
-    rule = f"{report.get('structure')}{chosen}, hyper {report.get('hyper_status')}"
-    return f"log evidence {value:.2f} nats over {basis} ({rule})"
+    details = f"{report.get('structure')}{selected}, hyper {report.get('hyper_status')}"
+    return f"log evidence {value:.2f} nats over {basis} ({details})"

@@ -1,4 +1,7 @@
-"""New points out of files and values: columns by name, arrays by shape, images by size; refused if they do not fit."""
+"""Reads new points for predictions from files or values, and checks that they fit the run's task.
+
+Columns are matched by name, arrays by shape, images by size.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,14 @@ _FEW = 8
 
 @dataclass(frozen=True)
 class NewPoints:
-    """Points ready for the network; `labels` name each (its row, or its file); `notes` say what was left aside."""
+    """Points prepared for the network.
+
+    Attributes:
+        points: The points.
+        labels: Name of each point: its row or its file.
+        label_name: What the labels are: 'row' or 'file'.
+        notes: Lines for the user, such as ignored columns.
+    """
 
     points: Split
     labels: tuple[str, ...]
@@ -31,9 +41,10 @@ class NewPoints:
 
 
 def read_points(path: Path, task: Task) -> NewPoints:
-    """Points out of a table (.csv ...), an .npz file with the array x, an image or a folder of images.
+    """Reads points from a table (.csv ...), an .npz file with the array x, an image or a folder of images.
 
-    Raises `UserError` for anything that does not fit the task.
+    Raises:
+        UserError: If the file is not readable or its points do not fit the task.
     """
     if task.spec.vocabulary:
         raise UserError(f"data={task.spec.name} has texts as inputs; predictions for new texts are not supported.")
@@ -53,14 +64,23 @@ def read_points(path: Path, task: Task) -> NewPoints:
 
 
 def from_values(x: Any, task: Task, source: str = "x") -> Split:
-    """Points out of a pandas table, an array, a tensor or nested lists, in original units. Raises `UserError`."""
+    """Reads points from a pandas table, an array, a tensor or nested lists, in original units.
+
+    Args:
+        x: The points.
+        task: The task of the run.
+        source: Name of `x` in messages.
+
+    Raises:
+        UserError: If the points do not fit the task.
+    """
     if hasattr(x, "columns") and hasattr(x, "iloc"):
         columns = {str(name): [str(v) for v in x.iloc[:, i]] for i, name in enumerate(x.columns)}
         return _from_columns(columns, True, task, source, range(len(x)), number)[0]
     try:
         values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     except ValueError:
-        raise UserError(f"{source} must have equally many values in every row; its rows differ in length.") from None
+        raise UserError(f"{source} must have rows of equal length; got rows of different lengths.") from None
     if values.dtype.kind not in "biuf":
         raise UserError(
             f"{source} must hold numbers; got {values.dtype}. Give an array of numbers, or a table with column names."
@@ -74,13 +94,13 @@ def from_values(x: Any, task: Task, source: str = "x") -> Split:
         if values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= task.spec.vocabulary:
             raise UserError(f"{source} must hold token ids, whole numbers from 0 to {task.spec.vocabulary - 1}.")
         return _encoded(torch.from_numpy(values.astype(np.int64)), task, source)
-    wanted = (len(task.feature_names),) if task.feature_names else shape
-    if values.ndim == 1 and wanted == (1,):
+    expected = (len(task.feature_names),) if task.feature_names else shape
+    if values.ndim == 1 and expected == (1,):
         values = values[:, None]
-    if values.shape[1:] != wanted:
+    if values.shape[1:] != expected:
         names = f" ({', '.join(task.feature_names)})" if task.feature_names else ""
         raise UserError(
-            f"{source} must have shape [points, {', '.join(map(str, wanted))}]{names} for data="
+            f"{source} must have shape [points, {', '.join(map(str, expected))}]{names} for data="
             f"{task.spec.name}; got {list(values.shape)}."
         )
     dtype = np.uint8 if values.dtype == np.uint8 else np.float64
@@ -92,7 +112,7 @@ def _numbered(points: Split, notes: Sequence[str] = ()) -> NewPoints:
 
 
 def _encoded(original: Tensor, task: Task, source: str) -> Split:
-    """Prepared as the run's own points; the shape is that of its network's inputs."""
+    """Prepares points as the run prepared its own, and checks their shape against the network's inputs."""
     points = task.new_points(original)
     shape = points.gather(torch.arange(1))[0].shape[1:]
     if tuple(shape) != task.spec.input_shape:
@@ -118,44 +138,44 @@ def _from_columns(
     lines: Sequence[int],
     to_number: Callable[[str], float | None],
 ) -> tuple[Split, list[str]]:
-    """Points from columns of texts: by name where the task names its columns, else by place."""
+    """Reads points from columns of texts: by name if the task names its columns, else by position."""
     if len(task.spec.input_shape) != 1 or task.spec.vocabulary:
         raise UserError(
             f"data={task.spec.name} has inputs of shape {list(task.spec.input_shape)}; got a table ({source}"
             "). Give an .npz file with the array x, or images."
         )
     notes: list[str] = []
-    wanted = task.feature_names
-    if wanted and named:
-        missing = [name for name in wanted if name not in columns]
+    features = task.feature_names
+    if features and named:
+        missing = [name for name in features if name not in columns]
         if missing:
             near = did_you_mean(missing[0], columns)
             raise UserError(
-                f"{source} lacks the input column{'s' if len(missing) > 1 else ''} {', '.join(missing)}.{near} "
+                f"{source} is missing the input column{'s' if len(missing) > 1 else ''} {', '.join(missing)}.{near} "
                 f"Its columns: {_few(list(columns))}."
             )
-        extra = [name for name in columns if name not in wanted]
+        extra = [name for name in columns if name not in features]
         if extra:
-            notes.append(f"ignored columns: {_few(extra)} (the inputs are {_few(wanted)})")
-        chosen = {name: columns[name] for name in wanted}
+            notes.append(f"ignored columns: {_few(extra)} (the inputs are {_few(features)})")
+        inputs = {name: columns[name] for name in features}
     else:
-        width = len(wanted) or task.spec.input_shape[0]
+        width = len(features) or task.spec.input_shape[0]
         if len(columns) != width:
-            names = f": {_few(wanted)}" if wanted else ""
+            names = f": {_few(features)}" if features else ""
             raise UserError(
                 f"{source} must have {width} columns in the order of data={task.spec.name}{names}; got "
                 f"{len(columns)}. Leave out the target and any other column."
             )
-        chosen = dict(zip(wanted or columns, columns.values(), strict=True))
+        inputs = dict(zip(features or columns, columns.values(), strict=True))
         notes.append(f"columns are matched by position ({_few(list(columns))})")
-    numbers = [_column(name, cells, task, source, lines, to_number) for name, cells in chosen.items()]
+    numbers = [_column(name, cells, task, source, lines, to_number) for name, cells in inputs.items()]
     values = torch.tensor(numbers, dtype=torch.float64).T
     points = _encoded(values, task, source)
     assert isinstance(points.inputs, torch.Tensor)
     finite = torch.isfinite(points.inputs).reshape(len(points), -1).all(1)
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0])
-        empty = [name for name, cells in chosen.items() if to_number(cells[row]) != to_number(cells[row])]
+        empty = [name for name, cells in inputs.items() if to_number(cells[row]) != to_number(cells[row])]
         raise UserError(
             f"{source}, line {lines[row]}: no value in {_few(empty) or 'a column'}. Predictions require every "
             "input: fill it in, or remove the row."
@@ -171,18 +191,20 @@ def _column(
     lines: Sequence[int],
     to_number: Callable[[str], float | None],
 ) -> list[float]:
-    """Numbers of a column of numbers; places in its list, of a column of texts. Raises `UserError` for a misfit."""
-    known = task.feature_categories.get(name)
-    found: list[float] = []
+    """Values of one column: numbers as they are, categories as their index. Raises `UserError` for other values."""
+    categories = task.feature_categories.get(name)
+    values: list[float] = []
     for cell, line in zip(cells, lines, strict=True):
         value = to_number(cell)
-        if known is not None:
-            value = float(known.index(cell)) if cell in known else value if value != value else None
+        if categories is not None:
+            value = float(categories.index(cell)) if cell in categories else value if value != value else None
         if value is None:
-            what = f"must be one of {_few(known)}" if known is not None else "must be a number"
-            raise UserError(f"{source}, line {line}, column {name}: {cell!r} {what}. Correct it, or remove the row.")
-        found.append(value)
-    return found
+            expected = f"one of {_few(categories)}" if categories is not None else "a number"
+            raise UserError(
+                f"{source}, line {line}, column {name} must be {expected}; got {cell!r}. Correct it, or remove the row."
+            )
+        values.append(value)
+    return values
 
 
 def _few(names: Sequence[str]) -> str:
@@ -209,7 +231,7 @@ def _npz_array(path: Path) -> Any:
 
 
 def _channels_first(values: Any, task: Task, source: str) -> Tensor:
-    """Images as [M, C, H, W], of bytes where the run's own images are bytes."""
+    """Images as [M, C, H, W]; bytes if the run's own images are bytes."""
     channels, height, width = task.spec.input_shape
     if values.ndim == 3:
         values = values[:, None] if channels == 1 else values
@@ -222,8 +244,8 @@ def _channels_first(values: Any, task: Task, source: str) -> Tensor:
             f"{source} must hold bytes (uint8, 0 to 255); got {values.dtype}. Give the images of data="
             f"{task.spec.name} unscaled: the run scales them."
         )
-    kept = values if values.dtype == np.uint8 else values.astype(np.float64)
-    return torch.from_numpy(np.ascontiguousarray(kept))
+    values = values if values.dtype == np.uint8 else values.astype(np.float64)
+    return torch.from_numpy(np.ascontiguousarray(values))
 
 
 def _images(path: Path, task: Task) -> NewPoints:
@@ -234,9 +256,9 @@ def _images(path: Path, task: Task) -> NewPoints:
         )
     files, others = [path], 0
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-        files = [p for p in found if p.suffix.lower() in IMAGES]
-        others = len(found) - len(files)
+        all_files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        files = [p for p in all_files if p.suffix.lower() in IMAGES]
+        others = len(all_files) - len(files)
     if not files:
         raise UserError(f"{path} contains no images ({', '.join(IMAGES)}).")
     read = task.read_image or _reader(task)
@@ -247,7 +269,7 @@ def _images(path: Path, task: Task) -> NewPoints:
 
 
 def _reader(task: Task) -> Callable[[Path], Tensor]:
-    """Reads one image file as the bytes [C, H, W] of the task's own images. Raises `UserError` for another size."""
+    """Returns a function that reads an image file as bytes [C, H, W], or raises `UserError` for another size."""
     from PIL import Image, UnidentifiedImageError
 
     channels, height, width = task.spec.input_shape

@@ -1,4 +1,4 @@
-"""Predictions with their uncertainty for new points, as a table: one row a point, original units and label names."""
+"""Predictions with uncertainty for new points, as a table: one row per point, in original units and label names."""
 
 from __future__ import annotations
 
@@ -19,13 +19,23 @@ from bnn_runner.tasks import Split, Task
 if TYPE_CHECKING:
     import pandas as pd
 
-AT_ONCE = 2048  # points whose draws are kept at once
-_HALVINGS = 60
+CHUNK_POINTS = 2048  # points whose draws are in memory at once
+_BISECTIONS = 60
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A posterior with the task it was fitted to and the way its run evaluated it."""
+    """A posterior with its task and the settings with which its run evaluated it.
+
+    Attributes:
+        task: The task to which the posterior was fitted.
+        posterior: The posterior.
+        predictive: Predictions from draws or in closed form.
+        num_draws: Number of draws S.
+        seed: Seed of the draws.
+        batch_size: Points per batch.
+        temperature: Temperature of the logits; None without calibration.
+    """
 
     task: Task
     posterior: Posterior
@@ -36,25 +46,32 @@ class Predictor:
     temperature: float | None = None
 
     def table(self, points: Split, level: float = 0.95) -> pd.DataFrame:
-        """One row for each of `points`, in their order.
+        """Returns a table with one row per point.
 
-        Regression, for each target, in its own units: `mean`, `sd`, its parts `aleatoric_sd` (noise)
-        and `epistemic_sd` (sd² = aleatoric² + epistemic²), and `lower`, `upper` of the central
-        interval of the predictive distribution at `level`. Classes: `predicted` (label), `p_<label>`,
-        `total_entropy` and, from draws, its parts `aleatoric_entropy` (mean entropy of a draw) and
+        Columns for each regression target, in its own units: `mean`, `sd`, its parts `aleatoric_sd` (noise) and
+        `epistemic_sd` (sd² = aleatoric² + epistemic²), and `lower_<percent>`, `upper_<percent>` of the central
+        interval of the predictive distribution. Columns for classification: `predicted` (label), `p_<label>`,
+        `total_entropy` and, for predictions from draws, its parts `aleatoric_entropy` (mean entropy of a draw) and
         `mutual_information`, in nats.
+
+        Args:
+            points: New points, prepared for the network.
+            level: Probability of the central interval.
+
+        Raises:
+            UserError: If `level` is not between 0 and 1.
         """
         import pandas as pd
 
         if not 0 < level < 1:
             raise UserError(f"level must be between 0 and 1, such as 0.95; got {level}.")
-        pieces = []
-        for first in range(0, len(points), AT_ONCE):
-            some = points.subset(torch.arange(first, min(first + AT_ONCE, len(points))))
-            found = evaluate_split(
+        tables = []
+        for first in range(0, len(points), CHUNK_POINTS):
+            chunk = points.subset(torch.arange(first, min(first + CHUNK_POINTS, len(points))))
+            evaluation = evaluate_split(
                 self.task,
                 self.posterior,
-                some,
+                chunk,
                 self.predictive,
                 self.num_draws,
                 self.seed,
@@ -62,18 +79,19 @@ class Predictor:
                 temperature=self.temperature,
             )
             regression = self.task.spec.kind == "regression"
-            columns = self._regression(found, level) if regression else self._classes(found)
-            pieces.append(pd.DataFrame(columns))
-        return pd.concat(pieces, ignore_index=True)
+            columns = self._regression(evaluation, level) if regression else self._classes(evaluation)
+            tables.append(pd.DataFrame(columns))
+        return pd.concat(tables, ignore_index=True)
 
-    def _regression(self, found: Evaluation, level: float) -> dict[str, list[float]]:
-        assert found.test.means is not None and found.test.variances is not None
-        weight = log_weights(found)
-        aleatoric, epistemic = variance_parts(found.test, weight)
-        mean = mixture_mean(found.test.means, weight)
+    def _regression(self, evaluation: Evaluation, level: float) -> dict[str, list[float]]:
+        test = evaluation.test
+        assert test.means is not None and test.variances is not None
+        weight = log_weights(evaluation)
+        aleatoric, epistemic = variance_parts(test, weight)
+        mean = mixture_mean(test.means, weight)
         tail = (1 - level) / 2
-        sds = found.test.variances.double().sqrt()
-        bounds = [mixture_quantile(found.test.means.double(), sds, weight, p) for p in (tail, 1 - tail)]
+        sds = test.variances.double().sqrt()
+        bounds = [mixture_quantile(test.means.double(), sds, weight, p) for p in (tail, 1 - tail)]
         percent = f"{100 * level:g}"
         parts = {
             "mean": mean,
@@ -93,8 +111,8 @@ class Predictor:
     def _target_names(self) -> tuple[str, ...]:
         return self.task.target_names or tuple(str(k) for k in range(self.task.spec.num_outputs))
 
-    def _classes(self, found: Evaluation) -> dict[str, list[float] | list[str]]:
-        test = found.test
+    def _classes(self, evaluation: Evaluation) -> dict[str, list[float] | list[str]]:
+        test = evaluation.test
         assert test.mean_probs is not None
         labels = self.task.class_names or tuple(str(k) for k in range(self.task.spec.num_outputs))
         total = total_entropy(test)
@@ -108,19 +126,25 @@ class Predictor:
 
 
 def mixture_quantile(means: Tensor, sds: Tensor, log_weight: Tensor, p: float) -> Tensor:
-    """The p-quantile [N, K] of Σ_s w_s N(means[s], sds[s]²): means [S, N, K], sds broadcastable, by halving intervals.
+    """Returns the p-quantile [N, K] of Σ_s w_s N(means[s], sds[s]²), by bisection.
+
+    Args:
+        means: [S, N, K].
+        sds: Standard deviations; broadcast against `means`.
+        log_weight: log w_s, [S].
+        p: Between 0 and 1.
 
     >>> means, sds = torch.zeros(1, 1, 1).double(), torch.ones(1, 1, 1).double()
     >>> round(float(mixture_quantile(means, sds, torch.zeros(1).double(), 0.975)), 4)
     1.96
     """
-    # The mixture's quantile lies between the smallest and the largest of its parts' own.
+    # The quantile of the mixture is between the smallest and the largest quantile of its components.
     ends = means + sds * math.sqrt(2) * torch.erfinv(torch.tensor(2 * p - 1, dtype=means.dtype))
     low, high = ends.amin(0), ends.amax(0)
     weight = log_weight.exp().reshape(-1, 1, 1).to(means.dtype)
     if len(means) == 1:
         return ends[0]
-    for _ in range(_HALVINGS):
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         below = (weight * torch.special.ndtr((middle - means) / sds)).sum(0)
         low, high = torch.where(below < p, middle, low), torch.where(below < p, high, middle)

@@ -1,4 +1,4 @@
-"""Where a number comes from: code, versions, machine, time, memory."""
+"""Provenance of results: code, versions, machine, time, memory."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ _PACKAGES = (
 
 @cache
 def git_state(folder: Path) -> dict[str, Any]:
-    """Commit of the code and whether the tree has changes; empty for an installed package."""
+    """Returns the commit of the code and whether it has uncommitted changes; {} for an installed package."""
 
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        return result.stdout.strip()
 
     try:
         if not git("ls-files", "__init__.py"):
@@ -53,18 +54,18 @@ def git_state(folder: Path) -> dict[str, Any]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Python's, ours, and those of the packages that numbers depend on."""
-    found = {"python": platform.python_version(), "bnn_runner": __version__}
+    """Returns the versions of Python, of this package, and of the packages that affect results."""
+    installed = {"python": platform.python_version(), "bnn_runner": __version__}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def device_name(device: torch.device) -> str:
-    """The card's name, or the processor and its number of cores."""
+    """Returns the name of the GPU, or of the processor with its number of cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return (
@@ -76,10 +77,12 @@ def device_name(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds of each stage of a cell, and its peak memory in MiB.
+    """Time and peak memory of each stage of a cell.
 
-    `device_mib` is the most that tensors held on the accelerator during that stage; a process's own
-    peak cannot be told by stage, so `process_mib` is its peak since it began, at the end of the stage.
+    Attributes:
+        seconds: Stage -> seconds.
+        peaks: Stage -> MiB. `device_mib` is the peak of tensors on the accelerator during the stage. The operating
+            system does not report a process's peak by stage, so `process_mib` is its peak since the process started.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -87,7 +90,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str, device: torch.device) -> Iterator[None]:
-        """Measure what the block takes, with the device's queue drained."""
+        """Measures the block; waits for the device to finish before and after it."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
@@ -99,7 +102,7 @@ class Stages:
         self.peaks[name] = _peak_memory(device)
 
     def summary_lines(self) -> list[str]:
-        """Lines for a person."""
+        """Returns lines for the user."""
         lines = ["seconds  " + ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items())]
         process = max(peak["process_mib"] for peak in self.peaks.values())
         device = [f"{name} {peak['device_mib']:,.0f}" for name, peak in self.peaks.items() if "device_mib" in peak]
@@ -108,7 +111,7 @@ class Stages:
 
 
 def _peak_memory(device: torch.device) -> dict[str, float]:
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is bytes there, KiB elsewhere
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
     peaks = {"process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
     if device.type == "cuda":
         peaks["device_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
@@ -116,7 +119,7 @@ def _peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def collect(device: torch.device, settings: Settings, threads: int, stages: Stages) -> dict[str, Any]:
-    """One mapping for provenance.json; the caller adds what only it knows."""
+    """Returns the content of provenance.json that does not depend on the cell."""
     return {
         "results_version": RESULTS_VERSION,
         "versions": versions(),

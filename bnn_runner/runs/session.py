@@ -1,4 +1,4 @@
-"""What the parts of one run share: the session (device, console, stop request), and a cell on its way."""
+"""What the parts of one run share: the session (device, console, stop request), and the state of each cell."""
 
 from __future__ import annotations
 
@@ -20,13 +20,23 @@ from bnn_runner.runtime.signals import StopRequest
 from bnn_runner.tasks import Task
 from bnn_runner.training.provider import Training
 
-OF_A_COMMAND = {"replicates", "time_limit", "plan_only", "retry_failed", "fail_fast"}
-"""Settings of the command that made a cell, which the cell does without."""
+COMMAND_SETTINGS = {"replicates", "time_limit", "plan_only", "retry_failed", "fail_fast"}
+"""Settings that concern a command but not a single cell; the command of a cell omits them."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What all cells of a run share."""
+    """What all cells of a run share.
+
+    Attributes:
+        device: Where the run computes.
+        threads: PyTorch's number of threads.
+        console: Prints messages.
+        progress: Called with the progress of every stage.
+        stop: The stop request.
+        shortening: What the time limit changed.
+        announcement: Lines about the duration of the run, printed before it starts.
+    """
 
     device: torch.device
     threads: int
@@ -37,17 +47,23 @@ class Session:
     announcement: tuple[str, ...] = ()
 
     def step(self, stage: str, done: int, total: int) -> None:
-        """Progress that is also the place where a posterior fit or an evaluation can be stopped."""
+        """Reports progress; raises `Interrupted` if a stop was requested (during a posterior fit or an evaluation)."""
         self.stop.check(stage)
         self.progress(stage, done, total)
 
 
 @dataclass
 class CellRun:
-    """One cell on its way: its experiment (with the cell's own seed), task and needed trainings.
+    """One cell while it is being computed.
 
-    What the `stages` cost and `notes` for the reader are gathered on the way. `attempt` counts how often the cell
-    was begun until it was finished, this time included.
+    Attributes:
+        experiment: The experiment, with the seed of this cell.
+        cell: Its folder.
+        task: Its data.
+        trainings: The networks that it needs.
+        stages: Time and memory of the stages so far.
+        notes: Lines for the user so far.
+        attempt: How often the cell has been started, including this time; 0 before it starts.
     """
 
     experiment: Experiment
@@ -59,7 +75,10 @@ class CellRun:
     attempt: int = 0
 
     def effective_config(self) -> dict[str, Any]:
-        """The flattened configuration without settings that cannot matter here (a rule or number of draws not used)."""
+        """Returns the flattened configuration without settings that do not affect this cell.
+
+        These are the hyperparameter rule and the number of draws, if the method does not use them.
+        """
         method = self.experiment.method
         flat = flatten(self.experiment.config)
         if not self.experiment.uses_hyper:
@@ -69,33 +88,33 @@ class CellRun:
         return flat
 
     def places(self) -> dict[str, str | None]:
-        """Where data, networks and the user's own classes lay, for whoever opens the cell again."""
-        settings, own = self.experiment.settings, self.experiment.run.config_dir
-        places = {"data_dir": settings.data_path, "cache_dir": settings.cache_path, "config_dir": own}
+        """Returns the folders of data, networks and the user's own classes, for opening the cell again."""
+        settings, config_dir = self.experiment.settings, self.experiment.run.config_dir
+        places = {"data_dir": settings.data_path, "cache_dir": settings.cache_path, "config_dir": config_dir}
         return {name: None if path is None else str(path) for name, path in places.items()}
 
     def fingerprints(self) -> dict[str, str]:
-        """What a saved posterior belongs to: trained networks (their keys), data, and the way it was fitted."""
-        fitted = {k: v for k, v in self.effective_config().items() if list_of(k) == "posterior"}
+        """Returns digests of all that determines a saved posterior: trained networks, data, method and its settings."""
+        posterior_fields = {k: v for k, v in self.effective_config().items() if list_of(k) == "posterior"}
         networks = digest([t.key for t in self.trainings])
         return {
             "networks": networks,
             "data": self.task.fingerprint,
-            "method": digest(fitted),
+            "method": digest(posterior_fields),
             "results_version": str(RESULTS_VERSION),
         }
 
     def metrics_digest(self) -> str:
-        """Changes when other metrics, or other settings of them, are asked for."""
+        """Returns a hash of the selected metrics and their settings."""
         return metrics_digest(self.experiment.config)
 
     def command(self) -> str:
-        """The line that reproduces the cell, whatever is recommended later."""
+        """Returns the command that reproduces the cell, even if recommendations change later."""
         run = self.experiment.run
-        return command_line([o for o in run.overrides if parse(o).key not in OF_A_COMMAND], run.config_dir)
+        return command_line([o for o in run.overrides if parse(o).key not in COMMAND_SETTINGS], run.config_dir)
 
     def shorter_command(self, changes: Mapping[str, Any]) -> str:
-        """The command as it was typed, with smaller settings."""
+        """Returns the command as it was typed, with smaller settings and without a time limit."""
         run = self.experiment.run
         skip = {"time_limit", *changes}
         words = [*(o for o in run.typed if parse(o).key not in skip), *(f"{k}={v}" for k, v in changes.items())]

@@ -1,4 +1,4 @@
-"""A cell's status is a file in its folder, written last: DONE, FAILED or INTERRUPTED with the reason.
+"""The status of a cell: a file in its folder, written last (DONE, FAILED or INTERRUPTED, with the reason).
 
 Imports nothing heavy.
 """
@@ -16,7 +16,7 @@ _FILES: dict[Status, str] = {"done": "DONE", "failed": "FAILED", "interrupted": 
 
 
 def status_of(folder: Path) -> Status:
-    """By its status file; open when there is none (never begun, running, or killed)."""
+    """Returns the status of a cell; 'open' without a status file (never started, running, or killed)."""
     for status, name in _FILES.items():
         if (folder / name).exists():
             return status
@@ -24,7 +24,13 @@ def status_of(folder: Path) -> Status:
 
 
 def set_status(folder: Path, status: Status, text: str) -> None:
-    """Write the status file and remove the others."""
+    """Writes the status file and deletes the others.
+
+    Args:
+        folder: The folder of the cell.
+        status: The new status; 'open' writes no file.
+        text: Content of the file: the reason.
+    """
     for other, name in _FILES.items():
         if other != status:
             (folder / name).unlink(missing_ok=True)
@@ -33,7 +39,7 @@ def set_status(folder: Path, status: Status, text: str) -> None:
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """cell.json of an earlier run, or nothing."""
+    """Returns the content of cell.json; {} if it is missing or damaged."""
     try:
         facts: dict[str, Any] = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
         return facts

@@ -19,7 +19,7 @@ _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def short_path(path: Path) -> str:
-    """The path as people read it: relative to the current folder if it is inside, so that no machine's paths show."""
+    """Returns the path for messages: relative to the current folder if it is inside, else as it is."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -125,9 +125,9 @@ def test_tables_that_do_not_fit_are_refused_by_name(
 ) -> None:
     data = tmp_path / "t.csv"
     for text, told in {
-        "length,colour,sped\n1,red,2\n": "lacks the input column speed. Did you mean sped?",
-        "length,colour,speed\n1,red,2\n3,pink,4\n": "line 3, column colour: 'pink' must be one of blue, green, red",
-        "length,colour,speed\n1,red,fast\n": "line 2, column speed: 'fast' must be a number",
+        "length,colour,sped\n1,red,2\n": "is missing the input column speed. Did you mean sped?",
+        "length,colour,speed\n1,red,2\n3,pink,4\n": "line 3, column colour must be one of blue, green, red; got 'pink'",
+        "length,colour,speed\n1,red,fast\n": "line 2, column speed must be a number; got 'fast'",
         "length,colour,speed\n1,red,2\n4,red,?\n": "line 3: no value in speed",
         "length,colour,speed\n1,red,2\n4,red\n": "line 3 must have 3 cells, as the first line; got 2",
         "length,length,speed\n1,2,2\n": "column names must be unique; got 'length' twice",

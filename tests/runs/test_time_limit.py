@@ -180,7 +180,7 @@ def test_a_shortened_run_reads_its_data_once(tmp_path: Path, monkeypatch: pytest
 def test_the_first_steps_correct_an_estimate_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bugs: one of three trainings taken for all; said at every step; a good estimate "corrected" too."""
     for stage, per_step, said in (
-        ("training", 1.0, ["estimate corrected after 10 steps: about 4 min in all"]),
+        ("training", 1.0, ["estimate corrected after 10 steps: about 4 min in total"]),
         ("training 1 of 3", 1.0, []),
         ("training", 3.0, []),
     ):
