@@ -159,7 +159,7 @@ CHOICES = {
 
 @pytest.fixture
 def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A --config-dir with toykit.py beside it; the present folder is an empty one."""
+    """A --config-dir with toykit.py next to it; the current folder is an empty one."""
     import textwrap
 
     folder = tmp_path / "mine" / "conf"

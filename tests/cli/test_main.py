@@ -53,7 +53,7 @@ def test_help_names_every_choice_with_its_line(capsys: pytest.CaptureFixture[str
     assert text.count("bnn-run ") >= 4 and "bnn-report" in text
     for key in ("seed=0", "device=auto", "eval.num_draws=100", "likelihood.noise=learned", "time_limit=null"):
         (line,) = [x for x in text.splitlines() if x.strip().startswith(key)]
-        assert len(line.split()) > 3, f"{key} has no meaning beside it"
+        assert len(line.split()) > 3, f"{key} has no meaning next to it"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def test_a_sweep_over_data_sets_expands_each_job(command, runner, capsys: pytest
 
 
 def test_one_failure_stops_no_other_job(command, runner, capsys: pytest.CaptureFixture[str]) -> None:
-    errors = [UserError("reason 0"), RunFailed("reason 1\nand more"), ValueError("reason 2"), SystemExit("reason 3")]
+    errors = [UserError("reason 0."), RunFailed("reason 1\nand more"), ValueError("reason 2"), SystemExit("reason 3")]
 
     def answer(experiment):
         if experiment.settings.seed < len(errors):

@@ -93,7 +93,7 @@ def test_columns_are_found_by_name_in_any_order_and_spelling_of_csv(
 
 
 def test_predictions_are_those_the_run_scored(boats: Run) -> None:
-    """The test points, given anew in original units, get the evaluation's own means and variances (in parts)."""
+    """The test points, given again in original units, get the evaluation's own means and variances (in parts)."""
     task, test = boats.task, boats.evaluation.test
     scale, shift = task.input_scale, task.input_mean
     hot = task.test.inputs.double() * scale.double() + shift.double()
@@ -291,7 +291,7 @@ def test_a_given_network_s_run_opens_without_its_file(root: Path, boats: Run) ->
 def test_mistakes_and_failures_are_exceptions_and_nothing_is_left_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a thread, where signals cannot be handled."""
+    """Also in a thread, which does not handle signals."""
     monkeypatch.chdir(tmp_path)
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     state, threads = torch.get_rng_state(), torch.get_num_threads()

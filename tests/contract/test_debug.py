@@ -23,7 +23,7 @@ def under_debug(catalogue: Catalogue, method: str, *typed: str) -> dict[str, Any
         override = parse(text)
         group, _, key = override.key.partition(".")
         if group == "method" and key:
-            assert key in settings, f"method={method}: the debug block of its file has {key}, which is none of its keys"
+            assert key in settings, f"method={method}: the debug block has {key}, which is not one of its keys"
             settings[key] = override.value
     return settings
 

@@ -34,7 +34,7 @@ def checked(name: str, size: str) -> Checked:
 
 @pytest.mark.parametrize(("name", "size"), SIZED)
 def test_every_point_has_only_keys_that_are_there(name: str, size: str) -> None:
-    """Planted bugs: a rule for a method sets a key of another; a rule chooses a network that is none."""
+    """Planted bugs: a rule for a method sets a key of another method; a rule names an unknown network."""
     found = checked(name, size)
     assert found.jobs >= len(found.points) >= 1
     for point in found.points:

@@ -68,7 +68,7 @@ def identify(value: object) -> str:
 
 
 def test_every_shape_and_model_is_paired() -> None:
-    """Planted bugs: a glob that finds nothing; a data set whose specification cannot be known, dropped in silence."""
+    """Planted bugs: a glob that finds nothing; a data set with an unknown specification, dropped silently."""
     listed = {path.stem for path in (CONF / "data").glob("*.yaml")}
     assert {name for found in DATA.values() for name in found} | set(UNKNOWN) == listed and len(listed) >= 20
     assert all("data." in reason for reason in UNKNOWN.values()), UNKNOWN

@@ -1,4 +1,4 @@
-"""The largest eigenvalue from products, beside a dense decomposition."""
+"""The largest eigenvalue from products, compared with a dense decomposition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The full curvature by pairs of layers, beside the rows of the Jacobian written out."""
+"""The full curvature by pairs of layers, compared with the rows of the Jacobian written out."""
 
 from __future__ import annotations
 

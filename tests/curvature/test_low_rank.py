@@ -67,7 +67,7 @@ def test_evidence_and_covariance_are_those_of_the_leading_eigenpairs(kind: str, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_eigenpairs_are_the_full_curvature(kind: str, way: str) -> None:
-    """Also under a rule that searches. Planted bug: a rank that counts the directions beside it."""
+    """Also under a rule that searches. Planted bug: a rank that also counts the directions outside it."""
     task, network = small(kind, num_train=15)
     for rule in (Fixed(0.5), Evidence(family="layerwise")):
         full = Laplace(structure="full").fit(task, [network], context(rule))

@@ -41,7 +41,7 @@ def layer_blocks(matrix: Tensor, network: Network) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_block_is_the_exact_block_of_each_layer(kind: str) -> None:
-    """Planted bugs: weight and bias in blocks of their own; the bias's columns beside another layer's weight."""
+    """Planted bugs: weight and bias in blocks of their own; the bias's columns next to another layer's weight."""
     task, network = small(kind, num_train=30)
     posterior = Laplace(structure="block").fit(task, [network], context(Fixed(0.5)))
     blocks = layer_blocks(dense_curvature(task, network), network)

@@ -1,4 +1,4 @@
-"""Laplace over single weights against the dense curvature, float64; against laplace-torch beside the others."""
+"""Laplace over single weights against the dense curvature, float64; against laplace-torch."""
 
 from __future__ import annotations
 

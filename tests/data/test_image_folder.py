@@ -182,7 +182,7 @@ def test_invalid_folders_are_reported(pictures: Path, tmp_path: Path, case: str)
 
 
 def test_a_run_from_files_to_scores(pictures: Path, tmp_path: Path) -> None:
-    """Planted bugs: a part of the program that wants all inputs in memory; several lanes that cannot be joined."""
+    """Planted bugs: a part of the program that wants all inputs in memory; several lanes that do not fit together."""
     printed = io.StringIO()
     words = [f"data.path={pictures}", f"output_dir={tmp_path / 'out'}", "data=image_folder", "data.size=8"]
     words += ["model=mlp", "model.hidden=[6]", "schedule.epochs=2", "eval.num_draws=4", "threads=1", "replicates=2"]

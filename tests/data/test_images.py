@@ -146,7 +146,7 @@ def test_colours_are_standardised_channel_by_channel():
 
 
 def test_every_set_is_complete_in_itself():
-    """Planted bugs: a partner that is no set; scaling of the wrong number of channels; a test file that is none."""
+    """Planted bugs: a partner that is no data set; scaling of the wrong number of channels; a wrong test file."""
     for name, chosen in SETS.items():
         assert chosen.source.name == name
         assert len(chosen.scaling.mean) == len(chosen.scaling.std) == chosen.shape[0]

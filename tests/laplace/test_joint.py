@@ -114,7 +114,7 @@ def test_every_structure_is_here() -> None:
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_joint_scores_by_draws_are_the_exact_ones(name: str) -> None:
-    """Blocks of different points, and dyadic ones. 5 standard errors beside the bias of S draws, both from the
+    """Blocks of different points, and dyadic ones. 5 standard errors in addition to the bias of S draws, both from the
     Gaussian integrals. Planted bugs: fresh noise at every point; noise shared by two labels of one point; σ for σ²."""
     _, evaluation = scored(name)
     if evaluation.gaussian_joint is not None:
@@ -139,7 +139,7 @@ def test_joint_scores_by_draws_are_the_exact_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_the_rows_of_joint_and_dyadic_scores(name: str) -> None:
-    """As reported, beside their exact rows where there are some. Planted bug: exact rows of other blocks."""
+    """As reported, together with their exact rows where there are some. Planted bug: exact rows of other blocks."""
     _, evaluation = scored(name)
     blocks = torch.cat([o.reshape(-1, TAU) for o in permutations(evaluation.test.ids, 3, 0, "joint")])
     log_mean, relative = log_moments(name, blocks)

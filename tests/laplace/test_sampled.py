@@ -34,7 +34,7 @@ CG = LaplaceSampled(tolerance=1e-3, samples=2, probes=0)
 METHODS = {
     "cg": (CG, "regression", False),
     "cg, classes": (CG, "classification", False),
-    "cg, rows made anew": (CG, "classification", True),
+    "cg, rows recomputed": (CG, "classification", True),
     "sgd": (SGD, "classification", False),
     "sgd, noisy targets": (replace(SGD, objective="noisy_targets"), "regression", False),
 }
@@ -47,15 +47,15 @@ def test_draws_have_the_covariance_of_the_whole_curvature(name: str, monkeypatch
     Planted bugs: no prior noise; noise ε without its root R; Λ for Λ^½; a minibatch's sum not scaled to N;
     softmax's root squared.
     """
-    method, kind, anew = METHODS[name]
-    if anew:
+    method, kind, recomputed = METHODS[name]
+    if recomputed:
         monkeypatch.setattr("bnn_runner.runtime.memory.KEPT_BYTES", 0)
     task, network = small(kind, layerwise=True)
     if kind == "classification":  # a prior weak enough for the data to be seen
         network = replace(network, prior_precision={n: 0.1 * v for n, v in network.prior_precision.items()})
     exact = Laplace(structure="full").fit(task, [network], context(Fixed())).gaussian
     posterior = method.fit(task, [network], context(Fixed()))
-    count = 150 if anew else 600
+    count = 150 if recomputed else 600
     monkeypatch.setattr(sampled, "draws_at_once", lambda size: count)
     draws = posterior.gaussian.sample(1, 0, count)
     random = torch.randn(25, draws.shape[1], generator=generator(0, "projections"), dtype=torch.float64)

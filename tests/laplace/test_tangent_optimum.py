@@ -56,14 +56,14 @@ def test_the_optimum_of_a_gaussian_tangent_model_is_the_closed_form() -> None:
 
 @pytest.mark.parametrize(
     ("structure", "way"),
-    [(s, w) for s in ("full", "kfac", "diag") for w in ("kept", "made anew")] + [("kfac", "function space")],
+    [(s, w) for s in ("full", "kfac", "diag") for w in ("kept", "recomputed")] + [("kfac", "function space")],
 )
 def test_the_gradient_vanishes_at_v_and_not_at_w(structure: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another route: the tangent model written out densely, its loss differentiated by autograd.
 
     Planted bugs: J v of one tensor for another's; the score at w* instead of v; a held weight's part in f − J w*.
     """
-    if way == "made anew":
+    if way == "recomputed":
         monkeypatch.setattr("bnn_runner.runtime.memory.KEPT_BYTES", 0)
     monkeypatch.setattr(TangentModel, "in_function_space", property(lambda _: way == "function space"))
     task, network = small("classification", num_train=30, layerwise=True)

@@ -176,7 +176,7 @@ def test_an_interrupted_chain_goes_on_to_the_same_draws(name: str, tmp_path: Pat
     assert resumed.report == whole.report
     other = replace(method, posterior_temperature=2.0).fit(task, networks, going(checkpoint=path))
     fresh = replace(method, posterior_temperature=2.0).fit(task, networks, going())
-    assert torch.equal(other.weights, fresh.weights), "other chains' state is not gone on from"
+    assert torch.equal(other.weights, fresh.weights), "the state of other chains is not resumed"
     path.write_bytes(b"damaged")
     assert torch.equal(method.fit(task, networks, going(checkpoint=path)).weights, whole.weights)
 

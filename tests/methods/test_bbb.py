@@ -130,7 +130,7 @@ def test_estimators_agree_and_local_noise_varies_least(kind: str) -> None:
 
 
 def test_flipout_is_exact_for_convolutions() -> None:
-    """Planted bug: signs drawn anew at every position, which makes positions independent."""
+    """Planted bug: new signs at every position, which makes positions independent."""
     task = make_task("classification", (3, 8, 8), 2, num_train=6)
     network = make_network(ResNet20(norm="group"), task)
     outputs = []
@@ -222,7 +222,7 @@ def test_annealing_counts_the_kl_once_an_epoch() -> None:
 
 
 def test_a_resumed_fit_ends_bit_for_bit_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
-    """Planted bugs: noise from one generator that starts anew; the optimiser's moments or batchnorm left out."""
+    """Planted bugs: noise from one generator that starts again; the optimiser's moments or batchnorm left out."""
     task = make_task("regression", (3,), 2, num_train=30)
     network = make_network(MLP(hidden=(5,), norm="batch"), task)
     method = BBB(prior="scale_mixture", elbo_draws=2)
@@ -273,7 +273,7 @@ def test_given_noise_stays_and_the_history_is_told() -> None:
 
 
 def test_the_means_start_from_the_map_network_or_from_initial_weights() -> None:
-    """Planted bugs: start=map that asks for an untrained network; means drawn anew."""
+    """Planted bugs: start=map that requests an untrained network; means drawn again."""
     task = make_task("regression", (3,), 1, num_train=20)
     network = make_network(MLP(hidden=(4,)), task)
     for start, trained in (("map", True), ("init", False)):

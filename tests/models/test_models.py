@@ -1,4 +1,4 @@
-"""Architectures: published sizes, training in lanes, forward-mode derivatives, settings that cannot be."""
+"""Architectures: published sizes, training in lanes, forward-mode derivatives, invalid settings."""
 
 from __future__ import annotations
 

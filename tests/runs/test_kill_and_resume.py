@@ -194,7 +194,7 @@ def _assert_same_numbers(found: Path, expected: Path) -> None:
 def test_a_run_that_is_cut_everywhere_ends_with_the_same_numbers(folder: Path, undisturbed: Path) -> None:
     """Ctrl-C in training, then SIGKILL in training, in the fit and in the evaluation, the same command each time.
 
-    Planted bugs: a resumed training that begins anew with another order; a half-written or interrupted cell taken for a
+    Planted bugs: a resumed training with another order of points; a half-written or interrupted cell taken for a
     finished one; a dead process's lease waited for; draws that depend on what ran before; a traceback for Ctrl-C."""
     places = "interrupt training fit evaluation"
     for number, place in enumerate(places.split(), 1):

@@ -95,7 +95,7 @@ def test_a_shortened_run_is_marked_and_found_again(
     # Typed again, nothing is estimated (the list of costs is empty) and the same cell is shown.
     assert run(words) == 0
     assert "already finished" in capsys.readouterr().out
-    # A forced run is estimated anew, and what it finds is what the same request has from then on.
+    # A forced run is estimated again, and its result is what the same request has from then on.
     costs.append(Cost(training=1))
     assert run([*words, "schedule.epochs=4", "force=true"]) == 0
     assert "SHORTENED" not in capsys.readouterr().out

@@ -41,7 +41,7 @@ def pages(**environment: str) -> int:
 def test_a_step_takes_the_memory_of_the_one_before() -> None:
     """Planted bugs: one of the thresholds left out; what the user set is overruled."""
     asked = pages(MALLOC_TRIM_THRESHOLD_="131072")
-    assert asked > 4 * 4_000_000 * 4 // 65536, "without it every page comes anew"
+    assert asked > 4 * 4_000_000 * 4 // 65536, "without it every page is new"
     assert pages() < asked / 4
 
 

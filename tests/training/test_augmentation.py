@@ -73,7 +73,7 @@ def test_a_lane_sees_what_it_would_see_alone() -> None:
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
 def test_a_resumed_training_sees_the_same_images(tmp_path: Path, steps: int) -> None:
-    """Planted bugs: numbers drawn from a generator that begins anew; the same ones in every epoch."""
+    """Planted bugs: numbers drawn from a generator that starts again; the same numbers in every epoch."""
     task = make_task("classification", (1, 6, 6), 2, num_train=37)
     r = config(Conv(), replace(ADAM, epochs=3), augment=EVERYTHING)
     path, lanes = tmp_path / "x.pt", [Lane(task, 1)]

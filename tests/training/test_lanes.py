@@ -303,7 +303,7 @@ def stop_after(steps: int) -> tuple[Callable[[str, int, int], None], Callable[[]
 def test_a_resumed_training_is_bit_identical(
     tmp_path: Path, steps: int, schedule: Schedule, dtype: torch.dtype
 ) -> None:
-    """Planted bugs: momentum, Adam's moments or its step count not saved; the order of the epoch drawn anew; the
+    """Planted bugs: momentum, Adam's moments or its step count not saved; the order of the epoch drawn again; the
     running statistics, the noise or the epoch's loss so far forgotten; the warm-up begun again."""
     task = make_task("regression", (3,), 1, num_train=37).to(CPU, dtype)
     r = config(MLP(hidden=(6,), activation="relu", norm="batch"), schedule, dtype=dtype)
