@@ -305,7 +305,8 @@ class Run:
 
     @cached_property
     def _cell_run(self) -> CellRun:
-        cell_run = runner.prepare(self.experiment, self._session)
+        with torch.inference_mode(False):
+            cell_run = runner.prepare(self.experiment, self._session)
         if cell_run.task.fingerprint != self.facts["fingerprint"]:
             raise UserError(
                 f"The data of {self.folder} have changed since it was run (their fingerprint differs). Run it again, "
@@ -323,7 +324,8 @@ class Run:
         """The trained networks, from the cache. Raises `UserError` if one is missing."""
         provider = runner.network_provider(self.experiment, self._session)
         trainings = self._cell_run.trainings
-        networks = tuple(n for t in trainings if (n := provider.load(t)) is not None)
+        with torch.inference_mode(False):  # tensors of inference mode cannot be differentiated in a later fit
+            networks = tuple(n for t in trainings if (n := provider.load(t)) is not None)
         if len(networks) != len(trainings):
             raise UserError(
                 f"A trained network of {self.folder} is missing from {self.experiment.settings.cache_path}. Pass "
@@ -353,8 +355,13 @@ class Run:
         self.console.say("the posterior was not saved (save_posterior=true saves it): fitting it again")
         hyper, schedule = self.experiment.hyper, self.experiment.schedule
         fixed = self.experiment.noise.noise == "fixed"
-        context = FitContext(self.seed, hyper, schedule, progress=self._session.progress, noise_fixed=fixed)
-        return self.experiment.method.fit(cell_run.task, networks, context)
+        augment = self.experiment.augment
+        context = FitContext(
+            self.seed, hyper, schedule, progress=self._session.progress, augment=augment, noise_fixed=fixed
+        )
+        # A posterior may be fitted again within a caller's `torch.no_grad()` or `torch.inference_mode()`.
+        with torch.inference_mode(False), torch.enable_grad():
+            return self.experiment.method.fit(cell_run.task, networks, context)
 
     @property
     def _posterior_seed(self) -> int:

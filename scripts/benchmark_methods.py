@@ -39,12 +39,11 @@ from bnn_runner.models.priors import Isotropic
 from bnn_runner.posteriors.swag_moments import PathMoments
 from bnn_runner.runs.cell import table_text
 from bnn_runner.runtime.files import write_text
-from bnn_runner.runtime.torch_state import evaluation_mode
+from bnn_runner.runtime.torch_state import evaluation_mode, training_mode
 from bnn_runner.tasks import Split, Task, TaskSpec
 from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.schedules import Schedule
 from bnn_runner.training.state import Lane, TrainingConfig
-from bnn_runner.variational.fit import training_mode
 
 CPU = torch.device("cpu")
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"

@@ -128,12 +128,12 @@ class GGNOperator:
     @property
     def dtype(self) -> torch.dtype:
         first = self.jacobians.network.parameters[self.jacobians.names[0]]
-        return wide(first[:0]).dtype if self.keeps else first.dtype
+        return wide(first.new_zeros(0)).dtype if self.keeps else first.dtype
 
     @property
     def device(self) -> torch.device:
         first = self.jacobians.network.parameters[self.jacobians.names[0]]
-        return wide(first[:0]).device if self.keeps else first.device
+        return wide(first.new_zeros(0)).device if self.keeps else first.device
 
     def batches(self, vectors: int, indices: Tensor | None = None) -> Iterator[tuple[Tensor, Rows]]:
         """Places [B] and rows of the training set in order, or of the points `indices`; `vectors` move through them."""

@@ -10,13 +10,15 @@ forward-mode rule, so there is none for whose lack a slower way would be taken w
 
 Backward passes sum over the batch, which is right where a network in evaluation mode treats points
 independently. That, and every tensor's structured form, is compared with plain reverse-mode
-derivatives at the first batch: weights used past their module (tied, standardised, read by another
-layer) would otherwise have a wrong or a zero curvature in silence.
+derivatives at the first batch, and the reads of every weight are counted there (`models.weight_reads`):
+weights used past their module (tied, standardised, read by another layer, if only behind a gate that is
+closed at these points) would otherwise have a wrong or a zero curvature in silence.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,6 +40,7 @@ from bnn_runner.curvature.jacobian_forms import (
 from bnn_runner.curvature.layer_forms import NORMS, by_position, has_structure, norm_jacobian, read_by
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import RunFailed
+from bnn_runner.models.weight_reads import weight_reads
 from bnn_runner.rng import generator
 from bnn_runner.runtime.memory import memory_limit
 from bnn_runner.runtime.torch_state import evaluation_mode, plain_attention, true_float32
@@ -105,6 +108,7 @@ class Jacobians:
         self._plain: set[str] = set()
         self._positions: dict[str, int] = {}
         self._checked = False
+        self._loops = False
         self._halvings = 0
         for name in self.names:
             place, _, kind = name.rpartition(".")
@@ -121,12 +125,15 @@ class Jacobians:
     def from_state(cls, state: Mapping[str, Any]) -> Jacobians:
         made = cls(state["network"], state["names"], state["chosen"])
         made._plain, made._positions = set(state["plain"]), dict(state["positions"])
+        made._checked = True  # a curvature was fitted under these rules: another batch must not change them
         return made
 
     def of(self, names: tuple[str, ...]) -> Jacobians:
         """Those of some of the tensors, in chunks as small as memory has made these."""
         made = Jacobians(self.network, names, self.chosen)
-        made._halvings = self._halvings
+        made._halvings, made._checked, made._loops = self._halvings, self._checked, self._loops
+        made._plain |= self._plain & set(names)
+        made._positions = {n: p for n, p in self._positions.items() if n in names}
         return made
 
     def rule(self, name: str) -> str:
@@ -227,7 +234,7 @@ class Jacobians:
         """Outputs with their graph, and every call of the modules with structure."""
         visits: dict[nn.Module, list[_Visit]] = {}
         handles = [
-            owner.register_forward_hook(_recorder(visits))
+            owner.register_forward_hook(_recorder(visits), with_kwargs=True)
             for owner in {self._owners[n] for n in self.names if n not in self._plain}
         ]
         try:
@@ -246,6 +253,12 @@ class Jacobians:
         general: list[str] = []
         for name in self.names:
             calls = visits.get(self._owners[name], []) if name not in self._plain else []
+            if any(len(v.inputs) != len(x) for v in calls):
+                raise RunFailed(
+                    f"Layer {name.rpartition('.')[0]} must get one row per point for a curvature; here it gets "
+                    f"{len(calls[0].inputs)} rows for {len(x)} points, and at the first training points it did not. "
+                    "Use a method without curvature, such as method=bbb_weights or method=sgld."
+                )
             if not calls:
                 general.append(name)
                 continue
@@ -286,6 +299,7 @@ class Jacobians:
             largest = max((_size(g) for g in reference.values()), key=lambda n: math.inf if math.isnan(n) else n)
             if not math.isfinite(largest):
                 return  # nothing can be compared; the fit names the tensor
+            self._plain |= self._read_elsewhere(x)
             again, visits = self._visited(x)
             self._plain |= {n for n in self.names if self._owners[n] not in visits}
             structured = {n: visits[self._owners[n]] for n in self.names if n not in self._plain}
@@ -298,6 +312,13 @@ class Jacobians:
             if not error <= loose * _size(reference[name]) + 1e-3 * loose * largest:
                 self._plain.add(name)
                 self._positions.pop(name, None)
+
+    def _read_elsewhere(self, x: Tensor) -> set[str]:
+        """Tensors whose layer's calls are not all that reads them, or do not compute what the layer's class does."""
+        reads = weight_reads(self.network.module, self.network.tensors, x, training=False)
+        places = {id(m): n for n, m in self.network.module.named_modules()}
+        found = {n: reads[places[id(self._owners[n])]] for n in self.names if n not in self._plain}
+        return {n for n, layer in found.items() if n in layer.shared or not (layer.plain and layer.whole)}
 
     def _backward(self, outputs: Tensor, visits: dict[nn.Module, list[_Visit]], root: Tensor) -> dict[int, Tensor]:
         """Derivatives [B, C, ...] of the C directions with respect to every visited output."""
@@ -322,8 +343,8 @@ class Jacobians:
             self._positions[name] = 1
             return DenseJacobian(sum(parts[1:], parts[0]))
         if isinstance(owner, nn.Embedding):
-            ids = torch.cat([v.inputs.flatten(1) for v in calls], dim=1)
-            rows = torch.cat([g.flatten(2, -2) for g in grads], dim=2)
+            ids = torch.cat([v.inputs.reshape(len(v.inputs), -1) for v in calls], dim=1)
+            rows = torch.cat([g.reshape(*g.shape[:2], -1, g.shape[-1]) for g in grads], dim=2)
             return EmbeddingJacobian(ids, rows, owner.num_embeddings)
         if kind == "bias":
             sums = [by_position(owner, g) for g in grads]
@@ -346,7 +367,11 @@ class Jacobians:
         return {n.removeprefix(prefix): t for n, t in self.network.buffers.items() if n.startswith(prefix)}
 
     def _general(self, names: list[str], x: Tensor, root: Tensor) -> dict[str, TensorJacobian]:
-        """A copy of these parameters for each point (the points are vmapped), then one backward pass a direction."""
+        """A copy of these parameters for each point, then one backward pass a direction.
+
+        The points are vmapped; a network for which that is not possible (recurrent layers have no batching rule, Python
+        branches depend on values, operations write in place) takes them one after the other.
+        """
         module = self.network.module
         rest = {n: t.detach() for n, t in self.network.tensors.items() if n not in names}
 
@@ -358,15 +383,33 @@ class Jacobians:
             for name in names:
                 parameter = self.network.parameters[name].detach()
                 copies[name] = parameter.expand(len(x), *parameter.shape).clone().requires_grad_()
-            outputs = vmap(one)(copies, x)
+            outputs = self._outputs_alone(one, copies, x)
+            if not outputs.requires_grad:  # nothing uses these parameters
+                zeros = {n: x.new_zeros(len(x), root.shape[-1], c[0].numel(), dtype=c.dtype) for n, c in copies.items()}
+                return {n: DenseJacobian(z) for n, z in zeros.items()}
             rows: dict[str, list[Tensor]] = {name: [] for name in names}
             for c in range(root.shape[-1]):
                 grads = torch.autograd.grad(
                     outputs, list(copies.values()), root[..., c], retain_graph=c < root.shape[-1] - 1, allow_unused=True
                 )
                 for (name, copy), grad in zip(copies.items(), grads, strict=True):
-                    rows[name].append((torch.zeros_like(copy) if grad is None else grad).flatten(1))
+                    rows[name].append((torch.zeros_like(copy) if grad is None else grad).reshape(len(x), -1))
         return {name: DenseJacobian(torch.stack(row, dim=1)) for name, row in rows.items()}
+
+    def _outputs_alone(self, one: Callable[..., Tensor], copies: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Outputs [B, K], point b under its own copy b of the parameters."""
+        if not self._loops:
+            try:
+                with (
+                    warnings.catch_warnings()
+                ):  # that some operation is taken point by point, which is what a loop does
+                    warnings.filterwarnings("ignore", message="There is a performance drop")
+                    return vmap(one)(copies, x)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, ValueError):
+                self._loops = True
+        return torch.stack([one({n: c[b] for n, c in copies.items()}, x[b]) for b in range(len(x))])
 
 
 def _size(values: Tensor) -> float:
@@ -375,12 +418,10 @@ def _size(values: Tensor) -> float:
 
 
 def _recorder(visits: dict[nn.Module, list[_Visit]]) -> Callable[..., Tensor]:
-    def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        if not inputs:  # called by keyword: the check finds that this call is missing
-            return output
+    def record(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], output: Tensor) -> Tensor:
         if not output.requires_grad:
             output.requires_grad_()
-        visits.setdefault(module, []).append(_Visit(inputs[0].detach(), output))
+        visits.setdefault(module, []).append(_Visit((*args, *kwargs.values())[0].detach(), output))
         # A later in-place operation (ReLU(inplace=True)) would re-base the recorded tensor's graph.
         return output.clone()
 

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from bnn_runner.base import Network
 from bnn_runner.curvature.lanczos import largest_eigenvalue
 from bnn_runner.rng import generator
-from bnn_runner.runtime.torch_state import evaluation_mode
+from bnn_runner.runtime.torch_state import evaluation_mode, plain_attention
 from bnn_runner.tasks import Task
 
 
@@ -26,7 +26,7 @@ def sharpness(network: Network, task: Task, points: int = 256, steps: int = 20, 
     tensors = list(parameters.values())
     random = generator(0, "sharpness")
     start = torch.cat([torch.randn(p.shape, generator=random).flatten() for p in tensors]).to(tensors[0])
-    with torch.enable_grad(), evaluation_mode(network.module):
+    with torch.enable_grad(), evaluation_mode(network.module), plain_attention():
         outputs = functional_call(network.module, {**network.buffers, **parameters}, (x,))
         loss = -network.likelihood.log_prob(outputs, y).mean()
         grads = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)

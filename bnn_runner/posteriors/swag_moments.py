@@ -46,7 +46,7 @@ class PathMoments:
     @torch.no_grad()
     def collect(self, parameters: Sequence[Tensor]) -> None:
         """Take in the weights as they stand."""
-        flat = torch.cat([p.detach().flatten(1) for p in parameters], dim=1)
+        flat = torch.cat([p.detach().reshape(len(p), -1) for p in parameters], dim=1)
         if self.count == 0:
             self.mean, self.squares = torch.zeros_like(flat), torch.zeros_like(flat)
         self.count += 1
@@ -86,7 +86,10 @@ class _Same:
         return []
 
     def build(self, spec: TaskSpec) -> nn.Module:
-        return copy.deepcopy(self.network.module).requires_grad_()
+        module = self.network.module
+        # Tensors computed from parameters (by `nn.utils.weight_norm`'s hook, before each pass) cannot be copied.
+        computed = [t for m in module.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
+        return copy.deepcopy(module, {id(t): t.detach().clone() for t in computed}).requires_grad_()
 
     def precisions(self, module: nn.Module) -> dict[str, float]:
         return dict(self.network.prior_precision)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -11,9 +11,38 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[nn.Module]:
-    """Puts the module into evaluation mode; restores every submodule's own flag afterwards."""
+    """Puts the module into evaluation mode; restores every submodule's own flag afterwards.
+
+    cuDNN has no derivatives of recurrent layers in evaluation mode, so networks that have some run without it.
+    """
     flags = {m: m.training for m in module.modules()}
     module.eval()
+    try:
+        with _without_cudnn() if any(isinstance(m, nn.RNNBase) for m in flags) else nullcontext():
+            yield module
+    finally:
+        for m, flag in flags.items():
+            m.training = flag
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    from torch import backends
+
+    cudnn: Any = backends.cudnn  # only this flag: `cudnn.flags` would change precisions and determinism too
+    previous = cudnn.enabled
+    cudnn.enabled = False
+    try:
+        yield
+    finally:
+        cudnn.enabled = previous
+
+
+@contextmanager
+def training_mode(module: nn.Module) -> Iterator[nn.Module]:
+    """Puts the module into training mode; restores every submodule's own flag afterwards."""
+    flags = {m: m.training for m in module.modules()}
+    module.train()
     try:
         yield module
     finally:

@@ -222,13 +222,14 @@ class LaneTrainer:
 
     @contextmanager
     def training_mode(self) -> Iterator[None]:
-        """Puts the module into training mode and sets the number of threads (see `threads`); restores both."""
+        """Sets training mode, gradients on and the number of threads (see `threads`); restores all of them."""
         was_training = self.module.training
         self.module.train()
         previous_threads = torch.get_num_threads()
         try:
             torch.set_num_threads(self.threads() or previous_threads)
-            yield
+            with torch.enable_grad():  # a caller may have turned them off
+                yield
         finally:
             torch.set_num_threads(previous_threads)
             self.module.train(was_training)

@@ -10,7 +10,8 @@ from a hook, so any architecture will do:
   each point; exact for convolutions too (signs by channel).
 - weights: one w = μ + σ ε a step, shared by the batch; it needs no hook.
 
-Tensors of other modules, and of layers called other than once in a pass, are always drawn as weights.
+Tensors of other modules, and of layers that are called other than once in a pass or whose weight is read elsewhere
+too, are always drawn as weights, which is exact for any use of them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
-from bnn_runner.runtime.torch_state import evaluation_mode
+from bnn_runner.errors import RunFailed
+from bnn_runner.models.weight_reads import weight_reads
 
 Estimator = Literal["local", "flipout", "weights"]
 Layer = nn.Linear | nn.Conv2d
@@ -33,28 +34,19 @@ _TINY = 1e-20
 
 
 def matrix_layers(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> dict[str, Layer]:
-    """Linear and 2-D convolution layers (zero padding) that a forward pass of `x` calls exactly once, by name."""
-    found: dict[str, Layer] = {
+    """Linear and 2-D convolution layers (zero padding) by name whose noise may be added to their outputs.
+
+    Those that a forward pass of the points x calls exactly once, that give what their class computes, and whose weight
+    and bias nothing else reads: a weight that is tied, or read by hand, would be noisy in one place and not in another.
+    """
+    reads = weight_reads(module, tensors, x)
+    return {
         name: m
         for name, m in module.named_modules()
-        if isinstance(m, nn.Linear) or (isinstance(m, nn.Conv2d) and m.padding_mode == "zeros")
+        if (isinstance(m, nn.Linear) or (isinstance(m, nn.Conv2d) and m.padding_mode == "zeros"))
+        and reads[name].calls == 1
+        and reads[name].alone
     }
-    calls = dict.fromkeys(found, 0)
-
-    def count(name: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            calls[name] += 1
-
-        return hook
-
-    handles = [m.register_forward_hook(count(name)) for name, m in found.items()]
-    try:
-        with torch.no_grad(), evaluation_mode(module):
-            functional_call(module, dict(tensors), (x,))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {name: m for name, m in found.items() if calls[name] == 1}
 
 
 @contextmanager
@@ -75,7 +67,7 @@ def noisy_outputs(
         if weight is None:
             continue
         hook = _local(layer, weight, bias, stream) if estimator == "local" else _flipout(layer, weight, bias, stream)
-        handles.append(layer.register_forward_hook(hook))
+        handles.append(layer.register_forward_hook(_once(hook, name), with_kwargs=True))
     try:
         yield
     finally:
@@ -83,9 +75,27 @@ def noisy_outputs(
             handle.remove()
 
 
+def _once(hook: Callable[[Tensor, Tensor], Tensor], name: str) -> Callable[..., Tensor]:
+    """The hook of one pass, given the layer's input by position or by name; a second call is refused."""
+    called = False
+
+    def once(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], output: Tensor) -> Tensor:
+        nonlocal called
+        if called:
+            raise RunFailed(
+                f"Layer {name} must be called once per forward pass under method.estimator=local and flipout; this "
+                "network calls it again for some inputs, where it would have other noise. Use method=bbb_weights."
+            )
+        called = True
+        (x,) = args or kwargs.values()
+        return hook(x, output)
+
+    return once
+
+
 def _local(layer: Layer, weight: Tensor, bias: Tensor | None, stream: torch.Generator) -> Callable[..., Tensor]:
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        variance = _apply(layer, inputs[0].square(), weight, bias)
+    def hook(x: Tensor, output: Tensor) -> Tensor:
+        variance = _apply(layer, x.square(), weight, bias)
         noise = torch.randn(output.shape, generator=stream, dtype=output.dtype, device=output.device)
         return torch.addcmul(output, (variance + _TINY).sqrt(), noise)
 
@@ -93,8 +103,7 @@ def _local(layer: Layer, weight: Tensor, bias: Tensor | None, stream: torch.Gene
 
 
 def _flipout(layer: Layer, weight: Tensor, bias: Tensor | None, stream: torch.Generator) -> Callable[..., Tensor]:
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        x = inputs[0]
+    def hook(x: Tensor, output: Tensor) -> Tensor:
         before, after = _signs(layer, x, x, stream), _signs(layer, output, x, stream)
         return torch.addcmul(output, _apply(layer, x * before, weight, bias), after)
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,8 +22,10 @@ from torch.func import functional_call
 from bnn_runner.base import FitContext, Likelihood, Network
 from bnn_runner.errors import Interrupted, RunFailed
 from bnn_runner.models.likelihoods import Gaussian
+from bnn_runner.models.weight_reads import PROBED_POINTS
 from bnn_runner.rng import derive_seed, generator
 from bnn_runner.runtime.files import write_torch
+from bnn_runner.runtime.torch_state import training_mode
 from bnn_runner.tasks import Task
 from bnn_runner.training.engine import CHECKPOINT_SECONDS, batch_bounds
 from bnn_runner.training.optimizers import make_optimizer
@@ -88,7 +89,7 @@ class Fit:
         self.bounds = batch_bounds(len(self.task.train), plan.schedule.batch_size)
         self.layers: dict[str, Layer] = {}
         if plan.estimator != "weights":
-            x, _ = self.task.train.gather(torch.arange(1))
+            x, _ = self.task.train.gather(torch.arange(min(PROBED_POINTS, len(self.task.train))))
             self.layers = matrix_layers(self.module, network.tensors, x)
         self.hooked = {f"{n}.{kind}" for n in self.layers for kind in ("weight", "bias")} & self.rho.keys()
         # A layer whose matrix is a point estimate has no noise of its own.
@@ -141,9 +142,9 @@ class Fit:
             log_noise = self.log_noise.detach().requires_grad_(self.learned is not None)
             likelihood = Gaussian(log_noise)
             leaves += [log_noise] if self.learned is not None else []
-        with noisy_outputs(self.layers, self.plan.estimator, spread, stream):
+        with torch.enable_grad(), noisy_outputs(self.layers, self.plan.estimator, spread, stream):
             outputs = functional_call(self.module, values | self.buffers, (x,))
-        nll = -likelihood.log_prob(outputs, y).mean()
+            nll = -likelihood.log_prob(outputs, y).mean()
         grads = list(torch.autograd.grad(nll, leaves, materialize_grads=True))
         mus = dict(zip(values, grads, strict=False))
         spreads = dict(zip(spread, grads[len(values) :], strict=False))
@@ -280,15 +281,3 @@ def _record(fit: Fit, epoch: int) -> None:
 
 def _normal(like: Tensor, stream: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=stream, dtype=like.dtype, device=like.device)
-
-
-@contextmanager
-def training_mode(module: nn.Module) -> Iterator[None]:
-    """The module in training mode; every submodule's own flag is put back afterwards."""
-    flags = {m: m.training for m in module.modules()}
-    module.train()
-    try:
-        yield
-    finally:
-        for m, flag in flags.items():
-            m.training = flag

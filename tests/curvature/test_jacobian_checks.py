@@ -141,9 +141,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
         {
             "a.weight",
             "a.bias",
-            "b.weight",
-            "b.bias",
             "c.weight",
+            "c.bias",
             "unused",
             "d.parametrizations.weight.original",
         },
