@@ -400,9 +400,7 @@ class Jacobians:
         """Outputs [B, K], point b under its own copy b of the parameters."""
         if not self._loops:
             try:
-                with (
-                    warnings.catch_warnings()
-                ):  # that some operation is taken point by point, which is what a loop does
+                with warnings.catch_warnings():  # an operation is taken point by point, as a loop would
                     warnings.filterwarnings("ignore", message="There is a performance drop")
                     return vmap(one)(copies, x)
             except torch.OutOfMemoryError:

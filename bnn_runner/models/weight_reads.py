@@ -172,7 +172,7 @@ def _watched(layer: nn.Module, mode: _Reads, check: Callable[..., None]) -> Iter
 
 
 def _checker(layer: nn.Module, reads: LayerReads, calls: dict[str, int], name: str, points: int) -> Callable[..., None]:
-    stock = next(c for c in type(layer).__mro__ if c.__module__.startswith("torch.nn.modules"))
+    stock: Any = next(c for c in type(layer).__mro__ if c.__module__.startswith("torch.nn.modules"))
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         calls[name] += 1

@@ -139,7 +139,7 @@ def test_a_second_call_that_the_probe_did_not_see_is_refused() -> None:
     fit = BBB().begin(task, network, Schedule(optimizer="adam", epochs=1, batch_size=12, lr=0.01), 0)
     fit.update()
     Twice.again = True
-    with pytest.raises(RunFailed, match="Layer a must be called once per forward pass.*Use method=bbb_weights"):
+    with pytest.raises(RunFailed, match=r"Layer a must be called once per forward pass.*Use method=bbb_weights"):
         fit.update()
 
 
