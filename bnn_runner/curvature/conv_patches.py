@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bnn_runner.curvature.psd import wide
+
 Pair = tuple[int, int]
 
 
@@ -46,7 +48,7 @@ class Patches:
         return windows.transpose(3, 4).reshape(self.shape)
 
     def gram(self) -> Tensor:
-        """Σ_b Σ_t a aᵀ, [d, d], without the patches.
+        """Σ_b Σ_t a aᵀ, [d, d] float64, without the patches.
 
         Two kernel rows i and i + δ meet in the products of image rows h and h + δ, whichever i it is: those
         products, [c·k2, c·k2] for each h and δ, are made once and summed over the h that each i sees. That is
@@ -55,7 +57,7 @@ class Patches:
         (k1, k2), (d1, d2), (s1, s2) = self.kernel, self.dilation, self.stride
         t1, t2 = self._counts()
         channels = self.images.shape[1]
-        rows = _windows(self.images.permute(2, 1, 0, 3), 3, k2, d2, s2, t2)  # [H, c, B, k2, T2]
+        rows = _windows(wide(self.images).permute(2, 1, 0, 3), 3, k2, d2, s2, t2)  # [H, c, B, k2, T2]
         rows = rows.transpose(2, 3).reshape(len(rows), channels * k2, -1)
         span = (t1 - 1) * s1 + 1
         out = rows.new_empty(channels, k1, k2, channels, k1, k2)

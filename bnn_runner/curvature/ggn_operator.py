@@ -222,7 +222,7 @@ class GGNOperator:
                 made = self.curvature.root(likelihood, outputs, y=y, uniforms=u)
                 return made if columns == self.columns else made @ (2.0 * signs - 1).to(made) / columns**0.5
 
-            total += torch.cat([wide(squares(j)) for j in self.jacobians(x, root).tensors.values()])
+            total += torch.cat([squares(j) for j in self.jacobians(x, root).tensors.values()])
         return total
 
     def targets(self, seed: int, start: int, stop: int) -> Tensor:

@@ -144,8 +144,8 @@ def _product(jacobians: Jacobians, batches: Iterator[BatchJacobians], directions
         tensors = list(batch.tensors.values())
         pushed = torch.stack([j.apply(q) for j, q in zip(tensors, parts, strict=True)]).sum(0)  # [B, C, b]
         for name, j, into in zip(jacobians.names, tensors, product.split(sizes), strict=True):
-            rows = checked(j.dense().flatten(0, 1), name)
-            into += wide(rows.T @ pushed.flatten(0, 1))
+            rows = wide(checked(j.dense().flatten(0, 1), name))
+            into += rows.T @ pushed.flatten(0, 1)
             trace += float(rows.square().sum())
     return product, trace
 
