@@ -293,6 +293,9 @@ class PrecisionProblem:
     diagonal: then each weight may have a precision of its own, and all of the above also take
     precisions [P] (and give terms [P]); `sizes` are the numbers of weights of the groups.
     `dimension_samples`, where effective dimensions are means over posterior samples, are these, [S, T].
+    Where the evidence is taken at a point that moves with the precisions (v* of the tangent model), `gap` is what
+    it may still gain there, in nats (0 where that point is reached to its tolerance), and `exhausted` says that
+    no pass over the data is left to search it at further precisions.
     """
 
     names: tuple[str, ...]
@@ -305,10 +308,19 @@ class PrecisionProblem:
     diagonal: Tensor | None = None
     sizes: tuple[int, ...] = ()
     dimension_samples: Callable[[Tensor], Tensor] | None = None
+    gap: Callable[[Tensor], float] = lambda precisions: 0.0
+    exhausted: Callable[[], bool] = lambda: False
 
 
-HyperStatus = Literal["fixed", "chosen in training", "converged", "not converged", "at bound", "diverged", "failed"]
-"""How a rule's search ended: at bound, diverged and failed keep start values, as the notes then say."""
+HyperStatus = Literal[
+    "fixed", "chosen in training", "converged", "not converged", "v* not reached", "at bound", "diverged", "failed"
+]
+"""How a rule's search ended (see `hyper.search_end`).
+
+Converged: the evidence's derivative in every log precision is below 0.01 nats. At bound: some precision ran away and
+is held. Diverged and failed keep start values. v* not reached: the passes over the data were spent, or v* was not
+found closely enough to tell. The notes name the precisions and say what to do.
+"""
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ Where = Literal["network", "tangent"]
 PLACES: dict[Where, str] = {"network": "w*", "tangent": "v*"}
 SHOWS = """At v* the evidence is higher than at w*, and it selects a larger precision. One precision per group raises
 the evidence most at w*, where training determines the norm of the weights of a scale-invariant group. `at bound` means
-that the evidence does not depend on some group, which then keeps its initial precision: a bias before a normalisation
-has no effect at all. No numbers were published for these figures; one seed.
+that the evidence does not depend on some group: it is held at a precision from where on nothing changes, as a bias
+before a normalisation has no effect at all. No numbers were published for these figures; one seed.
 """
 HELD: dict[str, tuple[HeldKind, ...]] = {"in the basis": (), "held at MAP": ("bias",)}
 

@@ -29,10 +29,23 @@ class Ascent:
     finite: bool = True
 
 
+def _always_known(point: Tensor) -> bool:
+    return False
+
+
 def maximise(
-    objective: Callable[[Tensor], Tensor], start: Tensor, free: Tensor, low: float, high: float, steps: int
+    objective: Callable[[Tensor], Tensor],
+    start: Tensor,
+    free: Tensor,
+    low: float,
+    high: float,
+    steps: int,
+    unsettled: Callable[[Tensor], bool] = _always_known,
 ) -> Ascent:
-    """The maximum of `objective` over the variables where `free` [G] is true, each between `low` and `high`."""
+    """The maximum of `objective` over the variables where `free` [G] is true, each between `low` and `high`.
+
+    The search ends before the first point at which the objective is `unsettled`: known no longer.
+    """
     point = start.clone()
     value, gradient = _value_and_gradient(objective, point)
     inverse = torch.eye(len(point), dtype=point.dtype)
@@ -48,8 +61,8 @@ def maximise(
             inverse = torch.eye(len(point), dtype=point.dtype)
             direction = gradient * movable
         direction = direction * min(1.0, LONGEST_STEP / float(direction.abs().max()))
-        found = _line_search(objective, point, value, gradient, direction, low, high)
-        if found is None:  # no uphill step left that rounding can tell
+        found = _line_search(objective, point, value, gradient, direction, low, high, unsettled)
+        if found is None:  # no uphill step left that rounding can tell, or that can be evaluated
             return Ascent(point, largest, iteration)
         new_point, new_value, new_gradient = found
         inverse = _updated(inverse, (new_point - point) * movable, (gradient - new_gradient) * movable)
@@ -85,6 +98,7 @@ def _line_search(
     direction: Tensor,
     low: float,
     high: float,
+    unsettled: Callable[[Tensor], bool],
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The first of the steps 1, ½, ¼ … that gains enough (Armijo, 1e-4); None if none does, or could be told to."""
     length = 1.0
@@ -94,6 +108,8 @@ def _line_search(
         if gain <= _ROUNDING * abs(float(value)):
             return None
         new_value, new_gradient = _value_and_gradient(objective, candidate)
+        if unsettled(candidate):
+            return None
         if (
             _is_finite(new_value, new_gradient)
             and float(new_value - value) >= 1e-4 * gain

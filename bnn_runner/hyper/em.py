@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Choice, HyperStatus, PrecisionProblem
+from bnn_runner.base import Choice, PrecisionProblem
 from bnn_runner.errors import raise_all
-from bnn_runner.hyper.monte_carlo_error import dimension_errors
-from bnn_runner.hyper.tied_precisions import at_bound, inside, mean_by, range_problems, sum_by, tied, tolerance_problems
+from bnn_runner.hyper.runaway import hold, is_flat
+from bnn_runner.hyper.search_end import SearchEnd, concluded, evidence_terms, spent
+from bnn_runner.hyper.starts import best_start
+from bnn_runner.hyper.tied_precisions import inside, mean_by, range_problems, sum_by, tied, tolerance_problems
 
-LONGEST = 1e4
-"""At most so many EM steps are leapt over at once."""
+LONGEST, MORE = 1e4, 4.0
+"""At most so many EM steps are leapt over at once, and so many times more after a leap that went well."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,13 @@ class EM:
     E step: Tr_g Σ = (D_g − γ_g)/λ_g, with γ_g = Tr_g H (H + Λ)⁻¹ exact, or the mean over posterior samples where
     the method has these (the same standard normals in every step, so that the steps have a limit). M step: closed
     form. Its fixed points are those of MacKay's γ_g / ‖w_g‖², which are the stationary points of the evidence; it
-    has settled when no precision is further than `tolerance` of a logarithm from what that asks for. Plain EM creeps
+    ends when no precision is further than `tolerance` of a logarithm from its fixed point, and has converged by the
+    evidence's gradient (see `hyper.search_end`). Plain EM creeps
     where data inform few weights (each step goes the share γ_g/D_g of the way), so each pair of steps is extrapolated
-    (SQUAREM, Varadhan & Roland 2008, scheme S3). family: isotropic, layerwise or groupwise. A precision that
-    runs to `low` or `high`, or becomes NaN, says so and keeps its start value. steps: E steps at most.
+    (SQUAREM, Varadhan & Roland 2008, scheme S3). family: isotropic, layerwise or groupwise; several λ begin at
+    the better of the best single one and the training prior. A precision that runs
+    away is named and held (see `hyper.runaway`); one that becomes NaN says so, and all keep their start values.
+    steps: E steps at most.
     """
 
     family: Literal["isotropic", "layerwise", "groupwise"] = "isotropic"
@@ -47,58 +52,56 @@ class EM:
     def choose(self, problem: PrecisionProblem) -> Choice:
         ties = tied(problem, self.family)
         initial = mean_by(inside(problem.start, self.low, self.high).log(), ties)
-        free = torch.ones(len(initial), dtype=torch.bool)
+
+        begin = best_start(problem, ties, initial, self.low, self.high)
+        choice = concluded("em", problem, ties, self._iterate(problem, ties, begin))
+        samples = "exact moments"
+        if problem.dimension_samples is not None and choice.status != "diverged":
+            samples = f"{len(problem.dimension_samples(choice.precisions))} posterior samples"
+        return replace(choice, facts={**choice.facts, "em_e_step": samples})
+
+    def _iterate(self, problem: PrecisionProblem, ties: Tensor, begin: Tensor) -> SearchEnd:
+        """EM from `begin` [G]; a variable that runs away is held, and the others go on."""
         search = _Search(problem, ties)
-        notes: list[str] = []
-        logs = initial
+        free, notes = torch.ones(len(begin), dtype=torch.bool), list[str]()
+        logs = begin
         while bool(free.any()):
-            logs, end = self._climb(search, initial, free)
+            logs, end = self.climb(search, logs, free)
             if end == "diverged":
-                note = "hyper=em: a precision became NaN; every precision keeps its start value"
-                return Choice(initial.exp()[ties], "diverged", {"hyper_iterations": search.count}, (note,))
+                return SearchEnd(begin, torch.zeros_like(begin), free, search.count, True, tuple(notes))
             stuck = free & ((logs <= math.log(self.low)) | (logs >= math.log(self.high)))
+            if end == "stopped" and not problem.exhausted():
+                stuck |= free & is_flat(problem, logs, ties)
             if not bool(stuck.any()):
                 break
-            notes.append(at_bound("em", problem, stuck[ties]))
+            logs, said = hold("em", problem, ties, logs, stuck, begin, self.high)
+            notes += said
             free &= ~stuck
-            logs = torch.where(stuck, initial, logs)
-        status: HyperStatus = "converged" if bool(free.all()) else "at bound"
-        _, gap, gradient = search.step(logs)
-        left = float(gap[free].abs().max()) if bool(free.any()) else 0.0
-        if left > self.tolerance:
-            status = "not converged"
-            notes.append(
-                f"hyper=em: a precision is still {left:.2g} of a logarithm from its fixed point after {search.count} "
-                "steps; raise hyper.steps"
-            )
-        facts: dict[str, Any] = {
-            "hyper_iterations": search.count,
-            "hyper_gradient": float(gradient[free].abs().max()) if bool(free.any()) else 0.0,
-            "em_e_step": "exact moments",
-        }
-        precisions = logs.exp()[ties]
-        if problem.dimension_samples is not None:
-            samples = problem.dimension_samples(precisions)
-            errors, unsure = dimension_errors(samples, ties, problem.names)
-            facts |= errors | {"em_e_step": f"{len(samples)} posterior samples"}
-            notes += unsure
-        return Choice(precisions, status, facts, tuple(notes))
+        dimensions, penalties = evidence_terms(problem, logs, ties)
+        return SearchEnd(logs, 0.5 * (dimensions - penalties), free, search.count, notes=tuple(notes))
 
-    def _climb(
+    def climb(
         self, search: _Search, start: Tensor, free: Tensor
     ) -> tuple[Tensor, Literal["stopped", "at bound", "diverged"]]:
-        """Log precisions where no free one moves any more or the steps are spent (stopped), or one meets a bound."""
+        """Log precisions where no free one moves any more or the steps are spent (stopped), or one meets a bound.
+
+        Where the passes for v* are spent, it stops at the last precisions for which v* was reached.
+        """
         low, high = math.log(self.low), math.log(self.high)
 
         def step(logs: Tensor) -> tuple[Tensor, Tensor]:
-            moved, gap, _ = search.step(logs)
+            moved, gap = search.step(logs)
             return torch.where(free, moved, logs), torch.where(free, gap, 0.0)
 
-        logs = start
+        logs = settled = start
+        longest = MORE
         while True:
             first, gap = step(logs)
+            if search.spent(logs):
+                return settled, "stopped"
+            settled = logs
             if bool(first.isnan().any()):
-                return start, "diverged"
+                return logs, "diverged"
             # Where w_g or γ_g is nothing at all, no finite precision is a fixed point.
             if bool(gap.isinf().any()):
                 return torch.where(gap.isinf(), torch.where(gap > 0, high, low), logs), "at bound"
@@ -107,13 +110,29 @@ class EM:
             second, _ = step(first)
             once, twice = first - logs, second - first
             bend = float((twice - once).norm())
-            length = min(max(float(once.norm()) / bend, 1.0), LONGEST) if bend > 0 else 1.0
+            length = min(max(float(once.norm()) / bend, 1.0), longest) if bend > 0 else 1.0
             leapt = (logs + 2 * length * once + length**2 * (twice - once)).clamp(low, high)
             third, _ = step(leapt)
-            worse = float((third - leapt).norm()) > float(once.norm())
-            logs = second if worse or bool(third.isnan().any()) else third.clamp(low, high)
+            worse = bool(third.isnan().any()) or float((third - leapt).norm()) > float(once.norm())
+            if worse:
+                longest = max(longest / MORE, 1.0)
+            elif length >= longest:
+                longest = min(longest * MORE, LONGEST)
+            logs = second if worse else third.clamp(low, high)
             if bool((free & ((logs <= low) | (logs >= high))).any()):
                 return logs, "at bound"
+
+
+FIRST_STEPS = 30
+"""EM steps that lead to another start of a search by another rule."""
+
+
+def em_steps(problem: PrecisionProblem, ties: Tensor, begin: Tensor, low: float, high: float) -> Tensor:
+    """Log precisions [G] after `FIRST_STEPS` EM steps from `begin`; `begin` itself where they meet a NaN."""
+    rule = EM(steps=FIRST_STEPS, low=low, high=high)
+    moved, _ = rule.climb(_Search(problem, ties), begin, torch.ones(len(begin), dtype=torch.bool))
+    # A search must be able to move its variables, so none begins at a bound.
+    return torch.where((moved > math.log(low)) & (moved < math.log(high)), moved, begin)
 
 
 class _Search:
@@ -123,13 +142,18 @@ class _Search:
         self.problem, self.ties, self.count = problem, ties, 0
         self.sizes = sum_by(torch.tensor(problem.sizes, dtype=torch.float64), ties)
 
-    def step(self, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """New log precisions; log of MacKay's precision over the present one; the evidence's gradient ½(γ − λ‖w‖²)."""
+    def spent(self, logs: Tensor) -> bool:
+        """Whether v* was not reached at these log precisions, and no pass is left to search it."""
+        return spent(self.problem, logs.exp()[self.ties])
+
+    def step(self, logs: Tensor) -> tuple[Tensor, Tensor]:
+        """New log precisions, and the log of MacKay's precision over the present one."""
         self.count += 1
         each = logs.exp()[self.ties]
         dimensions = sum_by(self.problem.effective_dimensions(each), self.ties)
         squares = sum_by(self.problem.squares(each), self.ties)
         spread = (self.sizes - dimensions).clamp_min(0) / logs.exp()  # Tr_g Σ
         moved = self.sizes.log() - (squares + spread).log()
-        gap = dimensions.log() - squares.log() - logs
-        return moved, gap, 0.5 * (dimensions - logs.exp() * squares)
+        # Weights that the outputs do not depend on may have neither.
+        gap = torch.where((dimensions == 0) & (squares == 0), 0.0, dimensions.log() - squares.log() - logs)
+        return moved, gap

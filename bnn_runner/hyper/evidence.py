@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Choice, HyperStatus, PrecisionProblem
+from bnn_runner.base import Choice, PrecisionProblem
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper.bfgs import maximise
+from bnn_runner.hyper.em import em_steps
+from bnn_runner.hyper.per_weight import for_each_weight
+from bnn_runner.hyper.runaway import hold, is_flat
+from bnn_runner.hyper.search_end import SearchEnd, concluded, spent
+from bnn_runner.hyper.starts import best_start
 from bnn_runner.hyper.tied_precisions import (
     Family,
     Noise,
-    at_bound,
-    for_each_weight,
     inside,
     mean_by,
     range_problems,
@@ -32,10 +34,11 @@ class Evidence:
     family=isotropic: one λ; layerwise: one a group of weights (tensor, or layer where blocks are
     layers); groupwise: one for each scale-invariant group and one for all others (Antorán et al.
     2022); parameter: one a weight, in closed form where the curvature is diagonal; g: the one λ of the
-    neural g-prior λ diag(H)/N. Several λ are searched from the best single one, so that they end no lower in the
-    evidence than it. noise=evidence chooses one common factor of the regression noise
-    with them. A λ that runs to `low` or `high`, or a search that meets a value that is not finite,
-    says so and keeps its start value.
+    neural g-prior λ diag(H)/N. Several λ are searched from where the evidence is largest: at the training prior, at
+    the best single λ, or where some EM steps lead from there; so they end no lower than the best single λ.
+    noise=evidence chooses one common factor of the regression noise with them. A λ that runs away is named and held
+    (see `hyper.runaway`); a search that meets a value that is not finite says so and keeps the values that it began
+    with. Converged: see `hyper.search_end`.
     """
 
     family: Family = "isotropic"
@@ -53,52 +56,41 @@ class Evidence:
         if self.family == "parameter":
             return for_each_weight(problem, "evidence", self.steps, 1e-6, self.low, self.high)
         ties = tied(problem, self.family)
-        start = inside(problem.start, self.low, self.high).log()
-        initial = mean_by(start, ties)
-        free = torch.ones(len(initial), dtype=torch.bool)
+        initial = mean_by(inside(problem.start, self.low, self.high).log(), ties)
+
+        def further(begin: Tensor) -> Tensor:
+            return em_steps(problem, ties, begin, self.low, self.high)
+
+        begin = best_start(problem, ties, initial, self.low, self.high, further)
+        return concluded("evidence", problem, ties, self._climb(problem, ties, begin))
+
+    def _climb(self, problem: PrecisionProblem, ties: Tensor, begin: Tensor) -> SearchEnd:
+        """BFGS from `begin` [G]; a variable that runs away is held, and the others are searched on."""
+        free = torch.ones(len(begin), dtype=torch.bool)
+        low, high = math.log(self.low), math.log(self.high)
         notes: list[str] = []
-        bounds = math.log(self.low), math.log(self.high)
+        iterations = 0
 
         def objective(logs: Tensor) -> Tensor:
             return problem.evidence(logs.exp() if len(logs) == 1 else logs.exp()[ties])
 
-        begin = self._common(objective, initial, bounds) if len(initial) > 1 else initial
+        def unsettled(logs: Tensor) -> bool:
+            return spent(problem, logs.exp()[ties])
+
+        logs = begin
         while True:
-            found = maximise(objective, torch.where(free, begin, initial), free, *bounds, self.steps)
-            logs, gradient, iterations = found.point, found.gradient, found.iterations
+            found = maximise(objective, logs, free, low, high, self.steps, unsettled)
+            logs, iterations = found.point, iterations + found.iterations
             if not found.finite:
-                values = ", ".join(f"{v:.3g}" for v in sorted(set(initial.exp().tolist())))
-                notes.append(
-                    f"hyper=evidence: the search met a value that is not finite; the start value is kept ({values})"
-                )
-                return Choice(initial.exp()[ties], "diverged", {"hyper_iterations": iterations}, tuple(notes))
-            stuck = free & ((logs < bounds[0] + 1e-3) | (logs > bounds[1] - 1e-3))
+                return SearchEnd(begin, torch.zeros_like(begin), free, iterations, True, tuple(notes))
+            stuck = free & ((logs < low + 1e-3) | (logs > high - 1e-3) | is_flat(problem, logs, ties))
             if not bool(stuck.any()):
                 break
-            notes.append(at_bound("evidence", problem, stuck[ties]))
+            logs, said = hold("evidence", problem, ties, logs, stuck, begin, self.high)
+            notes += said
             free &= ~stuck
             if not bool(free.any()):
-                logs = initial
                 break
-        status: HyperStatus = "converged"
-        if not bool(free.all()):
-            status = "at bound"
-        elif not gradient < 1e-2:
-            status = "not converged"
-            notes.append(
-                f"hyper=evidence: the gradient is still {gradient:.2g} nats after {iterations} iterations;"
-                " raise hyper.steps"
-            )
-        facts = {"hyper_iterations": iterations, "hyper_gradient": gradient}
-        return Choice(logs.exp()[ties], status, facts, tuple(notes))
-
-    def _common(self, objective: Callable[[Tensor], Tensor], initial: Tensor, bounds: tuple[float, float]) -> Tensor:
-        """Where a search for several λ begins: at the best single one [G], if that beats the start values."""
-        count = len(initial)
-        middle, free = initial.mean(0, keepdim=True), torch.ones(1, dtype=torch.bool)
-        found = maximise(objective, middle, free, *bounds, self.steps)
-        if not found.finite:
-            return initial
-        common = found.point.expand(count).clone()
-        with torch.no_grad():
-            return common if float(objective(common)) > float(objective(initial)) else initial
+        point = logs.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(objective(point), point)
+        return SearchEnd(logs, gradient, free, iterations, notes=tuple(notes))

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Choice, HyperStatus, PrecisionProblem
+from bnn_runner.base import Choice, PrecisionProblem
 from bnn_runner.errors import raise_all
-from bnn_runner.hyper.monte_carlo_error import dimension_errors
+from bnn_runner.hyper.em import em_steps
+from bnn_runner.hyper.per_weight import for_each_weight
+from bnn_runner.hyper.runaway import hold, is_flat
+from bnn_runner.hyper.search_end import SearchEnd, concluded, evidence_terms, spent
+from bnn_runner.hyper.starts import best_start
 from bnn_runner.hyper.tied_precisions import (
     Family,
     Noise,
-    at_bound,
-    for_each_weight,
     inside,
     mean_by,
     range_problems,
-    sum_by,
     tied,
     tolerance_problems,
 )
@@ -30,9 +31,12 @@ from bnn_runner.hyper.tied_precisions import (
 class FixedPoint:
     """MacKay's re-estimation λ_g ← γ_g / ‖w*_g‖² with γ_g = Tr_g H (H + Λ)⁻¹, until no λ moves (MacKay 1992).
 
-    Where it settles the derivative of the evidence in every log λ_g, ½ (γ_g − λ_g ‖w*_g‖²), is zero, so it is
-    a stationary point of what `Evidence` climbs. family and noise as there. A λ that runs to `low` or `high`,
-    or meets a value that is not finite, says so and keeps its start value.
+    A step of log λ_g that turns back is halved, since full ones can go back and forth for ever.
+    Where it ends the derivative of the evidence in every log λ_g, ½ (γ_g − λ_g ‖w*_g‖²), is zero, so it is a stationary
+    point of what `Evidence` climbs. family, noise and the starts of several λ as there. A λ that runs away is named
+    and held (see `hyper.runaway`); one that becomes NaN says so, and all keep their start values. tolerance: change
+    of log λ that ends the search; whether it has converged is decided by the evidence's gradient (see
+    `hyper.search_end`).
     """
 
     family: Family = "isotropic"
@@ -53,41 +57,51 @@ class FixedPoint:
         if self.family == "parameter":
             return for_each_weight(problem, "fixed_point", self.steps, self.tolerance, self.low, self.high)
         ties = tied(problem, self.family)
-        initial = mean_by(inside(problem.start, self.low, self.high).log(), ties).exp()
-        precisions, free = initial.clone(), torch.ones(len(initial), dtype=torch.bool)
-        notes: list[str] = []
-        change, iteration = math.inf, 0
-        while iteration < self.steps and change > self.tolerance and bool(free.any()):
-            iteration += 1
-            dimensions, squares = self._terms(problem, precisions[ties], ties)
-            moved = torch.where(free, dimensions / squares, precisions)
-            if bool(moved.isnan().any()):
-                note = "hyper=fixed_point: a precision became NaN; every precision keeps its start value"
-                return Choice(initial[ties], "diverged", {"hyper_iterations": iteration}, (note,))
-            stuck = free & ((moved <= self.low) | (moved >= self.high))
-            if bool(stuck.any()):
-                notes.append(at_bound("fixed_point", problem, stuck[ties]))
-                free &= ~stuck
-                moved = torch.where(stuck, initial, moved)
-            change = float((moved / precisions).log().abs().max())
-            precisions = moved
-        dimensions, squares = self._terms(problem, precisions[ties], ties)
-        gradient = 0.5 * (dimensions - precisions * squares)
-        status: HyperStatus = "converged" if bool(free.all()) else "at bound"
-        if change > self.tolerance and bool(free.any()):
-            status = "not converged"
-            notes.append(
-                f"hyper=fixed_point: the precisions still move by {change:.2g} of a logarithm after {iteration} steps;"
-                " raise hyper.steps"
-            )
-        largest = float(gradient[free].abs().max()) if bool(free.any()) else 0.0
-        facts: dict[str, Any] = {"hyper_iterations": iteration, "hyper_gradient": largest}
-        if problem.dimension_samples is not None:
-            errors, unsure = dimension_errors(problem.dimension_samples(precisions[ties]), ties, problem.names)
-            facts, notes = facts | errors, [*notes, *unsure]
-        return Choice(precisions[ties], status, facts, tuple(notes))
+        initial = mean_by(inside(problem.start, self.low, self.high).log(), ties)
 
-    @staticmethod
-    def _terms(problem: PrecisionProblem, precisions: Tensor, ties: Tensor) -> tuple[Tensor, Tensor]:
-        """Effective dimension and squared norm of each variable's weights, at precisions [T]."""
-        return sum_by(problem.effective_dimensions(precisions), ties), sum_by(problem.squares(precisions), ties)
+        def further(begin: Tensor) -> Tensor:
+            return em_steps(problem, ties, begin, self.low, self.high)
+
+        begin = best_start(problem, ties, initial, self.low, self.high, further)
+        return concluded("fixed_point", problem, ties, self._iterate(problem, ties, begin))
+
+    def go_on(self, problem: PrecisionProblem) -> Choice:
+        """As `choose`, from the precisions that the problem comes with: for a rule that goes on from round to round."""
+        ties = tied(problem, self.family)
+        begin = mean_by(inside(problem.start, self.low, self.high).log(), ties)
+        return concluded("fixed_point", problem, ties, self._iterate(problem, ties, begin))
+
+    def _iterate(self, problem: PrecisionProblem, ties: Tensor, begin: Tensor) -> SearchEnd:
+        """The re-estimation from `begin` [G]; a variable that runs away is held, and the others go on."""
+        logs, free, notes = begin, torch.ones(len(begin), dtype=torch.bool), list[str]()
+        settled, last, change, iteration = begin, torch.zeros_like(begin), math.inf, 0
+
+        while True:
+            dimensions, penalties = evidence_terms(problem, logs, ties)
+            if spent(problem, logs.exp()[ties]):
+                logs = settled
+                break
+            settled = logs
+            ended = iteration >= self.steps or change <= self.tolerance or not bool(free.any())
+            stuck = free & is_flat(problem, logs, ties) if ended else torch.zeros_like(free)
+            if ended and not bool(stuck.any()):
+                break
+            if not ended:
+                iteration += 1
+                # λ ← γ/‖w‖²; a γ by samples can be negative, and weights without effect may have neither.
+                moving = free & ((dimensions != 0) | (penalties != 0))
+                step = torch.where(moving, (dimensions.clamp_min(0) / penalties).log(), 0.0)
+                step = torch.where(step * last < 0, step / 2, step)  # full steps back and forth may never settle
+                moved, last = logs + step, step
+                if bool(moved.isnan().any()):
+                    return SearchEnd(begin, torch.zeros_like(begin), free, iteration, True, tuple(notes))
+                stuck = free & ((moved <= math.log(self.low)) | (moved >= math.log(self.high)))
+                change = float((moved - logs).abs().max())
+                logs = moved
+            if bool(stuck.any()):
+                logs, said = hold("fixed_point", problem, ties, logs, stuck, begin, self.high)
+                notes += said
+                free &= ~stuck
+                change = math.inf
+        dimensions, penalties = evidence_terms(problem, logs, ties)
+        return SearchEnd(logs, 0.5 * (dimensions - penalties), free, iteration, notes=tuple(notes))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Choice, HyperStatus
+from bnn_runner.base import Choice, PrecisionProblem
+from bnn_runner.hyper.search_end import gradient_error, spent, status_notes, status_of
+from bnn_runner.hyper.tied_precisions import inside
 
 
 def best_precisions(diagonal: Tensor, squares: Tensor) -> Tensor:
@@ -21,37 +22,36 @@ def best_precisions(diagonal: Tensor, squares: Tensor) -> Tensor:
     return 2 / (squares + (squares.square() + 4 * squares / diagonal).sqrt())
 
 
-def each_weight(
-    rule: str,
-    diagonal: Tensor,
-    start: Tensor,
-    squares: Callable[[Tensor], Tensor],
-    steps: int,
-    tolerance: float,
-    low: float,
-    high: float,
+def for_each_weight(
+    problem: PrecisionProblem, rule: str, steps: int, tolerance: float, low: float, high: float
 ) -> Choice:
-    """The best precision of each weight, [P].
+    """The best precision of each weight, [P]; the problem has a diagonal curvature.
 
     Each round takes `best_precisions` at the squares of the last; where these do not move (the
     evidence at w*), the second round changes nothing. A weight whose λ leaves `low` to `high` (no curvature, or
-    a weight that is zero, or goes to it as its λ grows) keeps its start value, and they are counted.
+    a weight that is zero, or goes to it as its λ grows) keeps its start value, and they are counted. It has
+    converged by the evidence's derivatives (`search_end`), once the precisions also stand still: a weight that is
+    pruned has a small derivative all the way.
 
     Args:
+        problem: with curvature h [P] and the squares w_j² [P], which may depend on the precisions.
         rule: the rule's name, for notes.
-        diagonal: h [P], the curvature.
-        start: λ [P] to begin with.
-        squares: w_j² [P], which may depend on the precisions.
         steps: most rounds.
         tolerance: change of log λ that ends the search.
         low: bound of λ below.
         high: bound of λ above.
     """
-    precisions, change, iteration = start, math.inf, 0
+    assert problem.diagonal is not None, "refused before the fit"
+    diagonal = problem.diagonal
+    start = inside(problem.start, low, high).repeat_interleave(torch.tensor(problem.sizes))
+    precisions, settled, change, iteration = start, start, math.inf, 0
     kept = torch.zeros_like(start, dtype=torch.bool)
     while iteration < steps and change > tolerance:
-        iteration += 1
-        terms = squares(precisions).to(start)
+        terms = problem.squares(precisions).to(start)
+        if spent(problem, precisions):
+            precisions = settled
+            break
+        settled, iteration = precisions, iteration + 1
         if not bool(torch.isfinite(terms).all()):
             note = f"hyper={rule}: the search met a value that is not finite; every precision keeps its start value"
             return Choice(start, "diverged", {"hyper_iterations": iteration}, (note,))
@@ -60,24 +60,24 @@ def each_weight(
         moved = torch.where(kept, start, found)
         change = float((moved / precisions).log().abs().max())
         precisions = moved
-    gradient = 0.5 * (diagonal / (diagonal + precisions) - precisions * squares(precisions).to(start))
-    free, num_kept = gradient[~kept].abs(), int(kept.sum())
-    status: HyperStatus = "at bound" if num_kept else "converged"
-    notes = []
+    penalties = precisions * problem.squares(precisions).to(start)
+    gradient = (0.5 * (diagonal / (diagonal + precisions) - penalties))[~kept].abs()
+    largest, num_kept = float(gradient.max()) if len(gradient) else 0.0, int(kept.sum())
+    error = gradient_error(problem, precisions, penalties[~kept])
+    status = status_of(largest, error, problem.exhausted(), held=num_kept > 0)
+    notes = [*status_notes(rule, status, largest, error, iteration)]
     if num_kept:
-        notes.append(
+        notes.insert(
+            0,
             f"hyper={rule}: the precisions of {num_kept:,} of {len(start):,} weights ran to a bound "
-            "(no curvature, or a weight that is zero or goes to it) and keep their start value"
+            "(no curvature, or a weight that is zero or goes to it) and keep their start value",
         )
-    if change > tolerance:
-        status = "not converged"
+    if change > tolerance and status in ("converged", "at bound"):
+        status = "v* not reached" if problem.exhausted() else "not converged"
+        remedy = "method.tangent_passes" if problem.exhausted() else "hyper.steps"
         notes.append(
             f"hyper={rule}: the precisions still move by {change:.2g} of a logarithm after {iteration} steps; "
-            "raise hyper.steps"
+            f"raise {remedy}"
         )
-    facts = {
-        "hyper_iterations": iteration,
-        "hyper_gradient": float(free.max()) if len(free) else 0.0,
-        "precisions_kept": num_kept,
-    }
+    facts = {"hyper_iterations": iteration, "hyper_gradient": largest, "precisions_kept": num_kept}
     return Choice(precisions, status, facts, tuple(notes))

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Choice, HyperRule, PrecisionProblem
-from bnn_runner.hyper.per_weight import each_weight
+from bnn_runner.base import HyperRule, PrecisionProblem
 
 Noise = Literal["trained", "evidence"]
 Family = Literal["isotropic", "layerwise", "groupwise", "parameter", "g"]
@@ -33,15 +32,6 @@ def tied(problem: PrecisionProblem, family: Family) -> Tensor:
     return torch.where(own, own.cumsum(0), 0)
 
 
-def for_each_weight(
-    problem: PrecisionProblem, rule: str, steps: int, tolerance: float, low: float, high: float
-) -> Choice:
-    """One precision a weight, [P], in closed form (`per_weight`); the problem has a diagonal curvature."""
-    assert problem.diagonal is not None, "refused before the fit"
-    start = inside(problem.start, low, high).repeat_interleave(torch.tensor(problem.sizes))
-    return each_weight(rule, problem.diagonal, start, problem.squares, steps, tolerance, low, high)
-
-
 def sum_by(values: Tensor, ties: Tensor) -> Tensor:
     """Sums [G] of values [T] over the groups of each variable."""
     return torch.zeros(int(ties.max()) + 1, dtype=values.dtype).index_add(0, ties, values)
@@ -52,11 +42,11 @@ def mean_by(values: Tensor, ties: Tensor) -> Tensor:
     return sum_by(values, ties) / sum_by(torch.ones_like(values), ties)
 
 
-def at_bound(rule: str, problem: PrecisionProblem, stuck: Tensor) -> str:
-    """What is said of precisions that ran away, `stuck` [T]."""
-    some = ", ".join(n for n, s in zip(problem.names, stuck.tolist(), strict=True) if s)
-    which = "all weights" if bool(stuck.all()) else some
-    return f"hyper={rule}: the precision of {which} ran to a bound and keeps its start value"
+def named(problem: PrecisionProblem, some: Tensor) -> str:
+    """The groups where `some` [T] is true, in words."""
+    if bool(some.all()):
+        return "all weights"
+    return ", ".join(n for n, s in zip(problem.names, some.tolist(), strict=True) if s)
 
 
 def range_problems(low: float, high: float, steps: int) -> list[str]:

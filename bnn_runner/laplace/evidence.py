@@ -30,6 +30,15 @@ class LogEvidence(Protocol):
         """Squared norms of the weights there, [T] or [P] as the precisions are (see `PriorShape.squares`)."""
         ...
 
+    def gap(self, precisions: Tensor) -> float:
+        """What the evidence may still gain from a better expansion point, nats; 0 where that is reached."""
+        ...
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no pass over the data is left to search the expansion point."""
+        ...
+
 
 @dataclass(frozen=True)
 class EvidenceAtWeights:
@@ -48,6 +57,13 @@ class EvidenceAtWeights:
 
     def squares(self, precisions: Tensor) -> Tensor:
         return self.prior.squares(self.weights, precisions)
+
+    def gap(self, precisions: Tensor) -> float:
+        return 0.0
+
+    @property
+    def exhausted(self) -> bool:
+        return False
 
 
 @torch.no_grad()

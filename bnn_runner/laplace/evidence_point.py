@@ -73,7 +73,7 @@ def evidence_point(
         return at_weights(tangent, family, rule)
     point = at_optimum(tangent, family, rule, tolerance, max_passes)
     search = point.search
-    if search is None or search.reached:
+    if search is None or (search.reached and (mode == "tangent" or point.choice.status != "v* not reached")):
         return point
     if mode == "tangent":
         return replace(point, notes=(*point.notes, search.note("the evidence is too low")))

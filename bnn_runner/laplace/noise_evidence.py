@@ -72,6 +72,16 @@ class EvidenceWithNoise:
         with torch.no_grad():
             return self.factor(precisions) * self.inner.squares(precisions)
 
+    def gap(self, precisions: Tensor) -> float:
+        """L_h is β times that of `inner`, and so is what it may still lose."""
+        gap = self.inner.gap(precisions)
+        with torch.no_grad():
+            return float(self.factor(precisions)) * gap if gap else 0.0
+
+    @property
+    def exhausted(self) -> bool:
+        return self.inner.exhausted
+
 
 def with_noise(network: Network, beta: float) -> Network:
     """The network with every noise variance divided by β."""

@@ -132,6 +132,8 @@ class PriorFamily:
             diagonal=getattr(curvature, "diagonal", None),
             sizes=self.prior.sizes,
             dimension_samples=getattr(curvature, "dimension_samples", None),
+            gap=evidence.gap,
+            exhausted=lambda: evidence.exhausted,
         )
 
 

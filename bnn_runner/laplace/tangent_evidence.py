@@ -52,6 +52,16 @@ class EvidenceAtOptimum:
     def squares(self, precisions: Tensor) -> Tensor:
         return self.prior.squares(self.optimum(precisions).weights, precisions)
 
+    def gap(self, precisions: Tensor) -> float:
+        """At most so much is the evidence below its value at v*, in nats; 0 where v* is within the tolerance."""
+        found = self.optimum(precisions)
+        return 0.0 if found.gradient <= self.tolerance else found.gap
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the passes over the data are spent."""
+        return self.passes >= self.max_passes
+
     def reached(self, optimum: TangentOptimum) -> bool:
         """Whether a search ended at v*: within the tolerance, or within 0.001 nats."""
         return optimum.gradient <= self.tolerance or optimum.gap <= GAP_NATS

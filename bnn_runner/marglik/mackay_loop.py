@@ -90,7 +90,7 @@ class MacKayLoop:
     def update(self, network: Network, task: Task, state: TuningState, epoch: int, seed: int) -> None:
         round_number = len(state.trace) + 1
         problem = self._evidence.at(network, task, derive_seed(seed, "mackay loop", round_number))
-        choice = self._fixed_point().choose(problem)
+        choice = self._fixed_point().go_on(problem)
         chosen = choice.precisions
         before = problem.start.clamp_min(self.low)  # a training prior of 0 has no logarithm
         move = float((chosen / before).log().abs().max())
@@ -112,10 +112,10 @@ class MacKayLoop:
     def outcome(self, trace: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
         last = trace[-1]
         notes = []
-        if last["status"] in ("at bound", "diverged"):
+        if last["status"] != "converged":
             notes.append(
-                f"hyper=mackay_loop: the fixed point of the last round ended as '{last['status']}'; the precisions "
-                "that ran away keep the value that the network was trained under"
+                f"hyper=mackay_loop: the fixed point of the last round ended as '{last['status']}': the evidence has "
+                "no maximum in some precision there, or it was not reached; precisions that ran away are held"
             )
         if last["largest_move"] > self.tolerance:
             notes.append(
@@ -123,4 +123,4 @@ class MacKayLoop:
                 "of a logarithm; raise hyper.rounds, or train longer"
             )
             return "not converged", tuple(notes)
-        return "converged", tuple(notes)
+        return last["status"], tuple(notes)

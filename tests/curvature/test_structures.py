@@ -265,7 +265,7 @@ def test_effective_dimensions_are_the_traces_of_the_groups(word: str, monkeypatc
     torch.testing.assert_close(problem.effective_dimensions(problem.start), expected, rtol=1e-7, atol=1e-9)
 
 
-def test_a_fixed_point_that_runs_away_says_so_and_keeps_its_start() -> None:
+def test_a_fixed_point_that_runs_away_says_so_and_is_held() -> None:
     task, network = small("regression")
     zero = replace(network, parameters={n: torch.zeros_like(p) for n, p in network.parameters.items()})
     posterior = Laplace(structure="kfac").fit(task, [zero], context(FixedPoint()))
@@ -273,7 +273,7 @@ def test_a_fixed_point_that_runs_away_says_so_and_keeps_its_start() -> None:
     assert posterior.report.facts["prior_precision"] == pytest.approx(0.7)
     some = replace(network, parameters=network.parameters | {"hidden.1.weight": torch.zeros(4, 5, dtype=torch.float64)})
     posterior = Laplace(structure="kfac").fit(task, [some], context(FixedPoint(family="layerwise")))
-    assert posterior.report.facts["prior_precisions"]["hidden.1.weight"] == pytest.approx(0.7)
+    assert 1e3 < posterior.report.facts["prior_precisions"]["hidden.1.weight"] < 1e6
     assert any("hidden.1.weight" in note for note in posterior.report.notes)
 
 

@@ -67,12 +67,12 @@ def test_em_by_samples_ends_near_the_exact_one_and_says_how_many() -> None:
     assert 0 < float(ratio.abs()) < 5 * error
 
 
-def test_em_that_runs_away_keeps_its_start_and_bad_settings_are_refused() -> None:
+def test_em_that_runs_away_is_held_and_bad_settings_are_refused() -> None:
     task, network = small("regression")
     some = replace(network, parameters=network.parameters | {"hidden.1.weight": torch.zeros(4, 5, dtype=torch.float64)})
     posterior = Laplace(structure="kfac").fit(task, [some], context(EM(family="layerwise")))
     assert posterior.report.facts["hyper_status"] == "at bound"
-    assert posterior.report.facts["prior_precisions"]["hidden.1.weight"] == pytest.approx(0.7)
+    assert 1e3 < posterior.report.facts["prior_precisions"]["hidden.1.weight"] < 1e6
     assert any("hidden.1.weight" in note for note in posterior.report.notes)
     short = Laplace(structure="kfac").fit(task, [network], context(EM(steps=3)))
     assert short.report.facts["hyper_status"] == "not converged"

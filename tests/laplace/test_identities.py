@@ -473,19 +473,19 @@ def test_layerwise_evidence_beats_one_precision() -> None:
     assert len(set(each.report.facts["prior_precisions"].values())) > 1
 
 
-def test_a_precision_that_runs_to_a_bound_says_so_and_keeps_its_start() -> None:
+def test_a_precision_that_runs_away_says_so_and_keeps_its_start_or_is_held() -> None:
     """Planted bug: λ at the bound reported as converged. Weights that are all zero want an infinite precision."""
     task, network = small("regression")
     zero = replace(network, parameters={n: torch.zeros_like(p) for n, p in network.parameters.items()})
     posterior = Laplace(structure="kfac").fit(task, [zero], context(Evidence()))
     assert posterior.report.facts["hyper_status"] == "at bound"
     assert posterior.report.facts["prior_precision"] == pytest.approx(0.7)
-    assert any("bound" in note and "start" in note for note in posterior.report.notes)
+    assert any("ran away" in note and "start" in note for note in posterior.report.notes)
 
     some = replace(network, parameters=network.parameters | {"hidden.1.weight": torch.zeros(4, 5, dtype=torch.float64)})
     posterior = Laplace(structure="kfac").fit(task, [some], context(Evidence(family="layerwise")))
     assert posterior.report.facts["hyper_status"] == "at bound"
-    assert posterior.report.facts["prior_precisions"]["hidden.1.weight"] == pytest.approx(0.7)
+    assert 1e3 < posterior.report.facts["prior_precisions"]["hidden.1.weight"] < 1e6
     assert any("hidden.1.weight" in note for note in posterior.report.notes)
     assert posterior.report.facts["prior_precisions"]["out.weight"] != pytest.approx(0.7)
 
