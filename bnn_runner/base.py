@@ -1,7 +1,7 @@
 """The contracts of models, methods and posteriors; `tasks` has those of data, `scoring` those of scores.
 
 Letters: N data points in a split, B points in a batch, K network outputs, P trainable parameters,
-S posterior draws, L lanes (independent networks trained at once), tau points in a joint block.
+S posterior draws, L lanes (independent networks trained at once on a leading axis), tau points in a joint block.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Likelihood(Protocol):
         ...
 
     def curvature_root(self, outputs: Tensor) -> Tensor:
-        """R [B, K, C] with R Rᵀ the Fisher information of the outputs, which is free of y.
+        """R [B, K, C] with R Rᵀ the Fisher information of the outputs, which does not depend on y.
 
-        It equals −∂² log p / ∂outputs² for classes and homoscedastic regression, and its mean over y always.
+        It is the mean over y of −∂² log p / ∂outputs²; for classes and homoscedastic regression it is that Hessian.
         """
         ...
 
@@ -42,28 +42,28 @@ class Model(Protocol):
     """A frozen dataclass whose fields are its YAML's keys."""
 
     def problems(self, spec: TaskSpec) -> list[str]:
-        """Why this network cannot serve that task (empty when it can); no torch work."""
+        """Why this network does not support the task (empty when it does); builds nothing."""
         ...
 
     def build(self, spec: TaskSpec) -> nn.Module:
         """A new network; its initial weights come from the global RNG, which the caller has seeded.
 
         A network whose forward pass also takes parameters stacked on a leading lane axis, with
-        inputs [L, B, ...], says so by a class attribute `stacks_lanes = True`.
+        inputs [L, B, ...], declares it by a class attribute `stacks_lanes = True`.
         """
         ...
 
 
 def model_problems(model: Model, spec: TaskSpec) -> list[str]:
-    """Why `model` cannot serve that task: token ids for a network of numbers, else what the model says itself.
+    """Why `model` does not support the task: token ids for a network of numbers, else what the model reports itself.
 
-    A model of token ids says so by a class attribute `takes_tokens = True`, and refuses by its own
+    A model of token ids declares it by a class attribute `takes_tokens = True`, and refuses in its own
     `problems` a task whose `vocabulary` is 0.
     """
     if spec.vocabulary and not getattr(model, "takes_tokens", False):
         return [
-            f"{type(model).__name__} cannot take the inputs of data={spec.name}, which are token ids and no numbers. "
-            "Choose a network for text with model=..., or another data set."
+            f"{type(model).__name__} does not support data={spec.name}, whose inputs are token ids. Choose a model for "
+            "text with model=..., or another data set."
         ]
     return model.problems(spec)
 
@@ -72,10 +72,18 @@ def model_problems(model: Model, spec: TaskSpec) -> list[str]:
 class Network:
     """A trained network: a module for its shape, and plain tensors for its weights.
 
-    The module is never called with weights of its own; use `functional_call(module, tensors, x)`.
-    `log_noise` [K] is the log standard deviation of regression noise in standardised units.
-    `prior_precision` maps each parameter name to the precision of the training prior (a scalar).
-    `tuning` has one row for each time that a hyperparameter rule changed these on the way.
+    Never call the module with its own weights; use `functional_call(module, tensors, x)`.
+
+    Attributes:
+        module: the architecture.
+        parameters: trained tensors, by name.
+        buffers: other tensors (running statistics), by name.
+        likelihood: with the trained noise in regression.
+        prior_precision: of the training prior, by parameter name.
+        key: of the network cache; "" for a network outside it.
+        history: one row per epoch.
+        seconds: that the training took.
+        tuning: one row for each time that a hyperparameter rule changed the prior during training.
     """
 
     module: nn.Module
@@ -90,7 +98,7 @@ class Network:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers together, as `functional_call` wants them."""
+        """Parameters and buffers together, as `functional_call` takes them."""
         return {**self.parameters, **self.buffers}
 
     @property
@@ -98,7 +106,7 @@ class Network:
         return sum(p.numel() for p in self.parameters.values())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Outputs [B, K] at the trained weights, in evaluation mode, which is left as found."""
+        """Outputs [B, K] at the trained weights, in evaluation mode; the module's own mode is restored."""
         from bnn_runner.runtime.torch_state import evaluation_mode
 
         with evaluation_mode(self.module):
@@ -113,56 +121,63 @@ class Augmentation(Protocol):
     """A frozen dataclass whose fields are its YAML's keys."""
 
     def problems(self, spec: TaskSpec) -> list[str]:
-        """Why it cannot serve that task (empty when it can)."""
+        """Why it does not support the task (empty when it does)."""
         ...
 
     def choose(self, points: int, image: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """What happens to each of `points` images of shape (C, H, W): integers [points, F], on the CPU."""
+        """The random choices for each of `points` images of shape (C, H, W): integers [points, F], on the CPU."""
         ...
 
     def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
-        """Images [B, C, H, W] as `chosen` [B, F] has them, in the same shape."""
+        """Images [B, C, H, W] changed by the choices `chosen` [B, F], in the same shape."""
         ...
 
 
 class NoiseTransform(Protocol):
-    """A frozen dataclass; its fields join the cache key of the networks trained with it."""
+    """Noise in a network's layers; a frozen dataclass whose fields join the cache key of networks trained with it."""
 
     def apply(self, module: nn.Module) -> None:
-        """Change a newly built network in place (`insert_noise`); names of its parameters stay as they are."""
+        """Change a newly built network in place (`insert_noise`); the names of its parameters stay."""
         ...
 
     def precisions(self, module: nn.Module, prior: Mapping[str, float]) -> dict[str, float]:
-        """The training prior's precision of every parameter of the reworked network, from that of the prior as given.
+        """The training prior's precision of every parameter of the network with noise layers.
 
-        0 where `penalty` has the word.
+        Args:
+            module: the network with noise layers.
+            prior: the prior's precisions without noise.
+
+        Returns:
+            Precisions by name; 0 where `penalty` covers the parameter.
         """
         ...
 
     def sample(self, rows: int, widths: Sequence[int], random: torch.Generator) -> Tensor:
-        """Noise [rows, ΣF] in float32, the columns of every layer one after the other."""
+        """Noise [rows, ΣF] in float32, the columns of one layer after those of the other."""
         ...
 
     def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Tensor | None:
         """What is added to N times the objective, in nats, [L]; None for nothing.
 
-        Differentiable in every tensor except those that `decays` names.
+        It is differentiable in every tensor except those that `decays` names.
         """
         ...
 
     def decays(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Mapping[str, Tensor]:
-        """Factors c [L] of the tensors w in which the penalty is ½ c |w|²: its gradient c w comes without autograd."""
+        """Factors c [L] of tensors w in which the penalty is ½ c |w|²; its gradient c w is added without autograd."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """One trained network a method needs: which member (0 is the MAP network), and extra settings.
+    """One network that a method needs.
 
-    `extras` are method settings that shape training (a dropout rate); they join the cache key.
-    `trained=False` asks for the network as it starts, with its initial weights: for a method that
-    samples or optimises by itself. It costs nothing and is not cached. `rework` changes the network
-    before it is trained (dropout's noise); it joins the cache key too.
+    Attributes:
+        member: which ensemble member; 0 is the MAP network.
+        extras: method settings that shape the training; they join the cache key.
+        trained: False requests the initial weights, for a method that samples or optimises by itself. That costs
+            nothing and is not cached.
+        noise_transform: changes the network before it is trained (dropout); it joins the cache key too.
     """
 
     member: int = 0
@@ -172,7 +187,7 @@ class TrainingSpec:
 
     @property
     def identity(self) -> tuple[tuple[str, Any], ...]:
-        """What the spec adds to the cache key, beside the member."""
+        """What the spec adds to the cache key, in addition to the member."""
         return self.extras if self.noise_transform is None else (*self.extras, ("rework", repr(self.noise_transform)))
 
 
@@ -180,11 +195,11 @@ class TrainingSpec:
 
 
 class Draws(Protocol):
-    """S frozen functions. `draws(x)` is [S, B, K] for x [B, ...], the same functions for every x.
+    """S frozen functions: `draws(x)` is [S, B, K] for x [B, ...], with the same functions for every x.
 
     `draws[a:b]` are draws a to b of the same sequence: draw s depends on (seed, s) only.
-    `floats_per_draw` is what one draw holds in memory while used, from which chunks are sized.
-    `likelihood` broadcasts against [S, B, K]: each draw may have a noise of its own.
+    `floats_per_draw` is the memory that one draw takes while in use; chunks are sized by it.
+    `likelihood` broadcasts against [S, B, K]: each draw may have its own noise.
     """
 
     @property
@@ -205,11 +220,13 @@ class Draws(Protocol):
 
 @dataclass(frozen=True)
 class FitReport:
-    """What a fit reports of itself, for the row of its cell and for a reader.
+    """What a fit reports, for the row of its cell and for a reader.
 
-    `facts` are numbers and words by name (evidence, selected precision), `notes` what a reader should know, `repairs`
-    how often each numerical repair was made, and `cites` the BibTeX keys of what the fit used beyond
-    what its method names (a curvature structure decided by the size of the task).
+    Attributes:
+        facts: numbers and words by name (evidence, selected precision).
+        notes: what a reader should know.
+        repairs: how often each numerical repair was made.
+        cites: BibTeX keys of what the fit used beyond what its method names (a curvature structure, say).
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -222,7 +239,7 @@ class FitReport:
         return replace(self, facts={**self.facts, **facts}, notes=(*self.notes, *notes))
 
     def row(self) -> dict[str, Any]:
-        """Everything under one level of keys, as cell.json keeps it."""
+        """Everything in one flat mapping, as cell.json keeps it."""
         return {**self.facts, "repairs": dict(self.repairs), "notes": list(self.notes)}
 
 
@@ -235,10 +252,10 @@ class Moments:
 
 
 class Posterior(Protocol):
-    """What a method fits; immutable. As a frozen dataclass of plain parts it can be saved (see `posteriors.io`).
+    """What a method fits; immutable. A frozen dataclass of plain parts can be saved (see `posteriors.io`).
 
-    `finite` says that the draws are the whole posterior (MAP, ensembles): their joint scores are exact.
-    `treatment` names, for every trainable parameter tensor, the rule by which it was treated.
+    `finite` means that the draws are the whole posterior (MAP, ensembles), so that joint scores are exact.
+    `treatment` names, for every trainable parameter tensor, how it was treated.
     """
 
     @property
@@ -254,13 +271,13 @@ class Posterior(Protocol):
     def treatment(self) -> Mapping[str, str]: ...
 
     def draws(self, num_draws: int, seed: int) -> Draws:
-        """`num_draws` functions (a finite posterior gives all of its own, whatever is asked)."""
+        """`num_draws` functions; a finite posterior returns all of its own whatever `num_draws` is."""
         ...
 
 
 @runtime_checkable
 class ClosedForm(Protocol):
-    """A posterior that also knows its output moments in closed form."""
+    """A posterior whose output moments have a closed form."""
 
     def moments(self, x: Tensor) -> Moments: ...
 
@@ -271,7 +288,7 @@ class ClosedForm(Protocol):
 
 @runtime_checkable
 class Centred(Protocol):
-    """A posterior over functions with a centre, say f(x, w*) of a linearised one."""
+    """A posterior over functions with a centre: f(x, w*) for a linearised one."""
 
     def centre(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of the centre."""
@@ -283,7 +300,7 @@ class Centred(Protocol):
 
 @dataclass(frozen=True)
 class PrecisionProblem:
-    """Precisions are one a group of weights (a parameter tensor, mostly), [T] float64.
+    """What a hyperparameter rule chooses by. Precisions are one per group of weights (mostly a tensor), [T] float64.
 
     `evidence` is in nats, of precisions [T] or of one for all, [1]; `validation` is the mean
     log-likelihood of the validation part for each of several precisions [T];
@@ -349,14 +366,18 @@ class HyperRule(Protocol):
 
 @dataclass(frozen=True)
 class FitContext:
-    """What a method may use beside the task and the networks.
+    """What a method may use in addition to the task and the networks.
 
-    `schedule` and `augment` are those of training, for methods that go on with it.
-    `progress(stage, done, total)` tells how far the fit is, and raises `Interrupted` when the run is
-    to stop. A long fit keeps its state in the file `checkpoint` (written whole, at intervals and on
-    `Interrupted`), and goes on from it when the run is started again; the runner removes it at the end.
-    `noise_fixed`: the noise of regression is given (likelihood.noise=fixed), and no fit may move it.
-    `record(row)` takes a line of the fit's own history, for history.csv.
+    Attributes:
+        seed: of all randomness in the fit.
+        hyper: the hyperparameter rule, where there is one.
+        schedule: of training, for methods that continue it.
+        checkpoint: the file in which a long fit keeps its state (written atomically, at intervals and on
+            `Interrupted`), and from which it resumes; the runner removes it at the end.
+        progress: called as progress(stage, done, total); it raises `Interrupted` when the run is to stop.
+        augment: of training, for methods that continue it.
+        noise_fixed: the noise of regression is given (likelihood.noise=fixed), and no fit may change it.
+        record: takes one row of the fit's own history, for history.csv.
     """
 
     seed: int
@@ -374,7 +395,7 @@ Predictive = Literal["draws", "closed_form", "bridge"]
 
 @runtime_checkable
 class DecidesBySize(Protocol):
-    """A method that decides something by the size of the task (`auto`)."""
+    """A method that decides something by the size of the task (a setting `auto`)."""
 
     def decided(self, task: Task, network: Network) -> Method:
         """The same method as it would decide for the whole task: what a cost estimate runs on a few points."""
@@ -385,9 +406,10 @@ class DecidesBySize(Protocol):
 class Method(Protocol):
     """A frozen dataclass whose fields are its YAML's keys.
 
-    `uses_hyper`: whether the hyper rule changes the result (if not, it is no part of the cell's id).
-    `finite`: the draws are the whole posterior, so the number of draws asked for is no part of it either.
-    `predictive`: how evaluation turns the posterior into probabilities.
+    Attributes:
+        uses_hyper: whether the hyper rule changes the result; if not, it is not part of the cell's id.
+        finite: the draws are the whole posterior, so that the number of draws is not part of the cell's id.
+        predictive: how evaluation turns the posterior into probabilities.
     """
 
     uses_hyper: ClassVar[bool]
@@ -397,13 +419,13 @@ class Method(Protocol):
     def predictive(self) -> Predictive: ...
 
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
-        """Why this method cannot serve that task or rule (empty when it can)."""
+        """Why this method does not support the task or the rule (empty when it does)."""
         ...
 
     def needs(self) -> Sequence[TrainingSpec]:
-        """Which trained networks, known before anything runs."""
+        """The networks that the method needs, known before anything runs."""
         ...
 
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> Posterior:
-        """The posterior, over the clean, unshuffled training set, no point dropped."""
+        """The posterior, fitted on the clean training set in order, no point dropped."""
         ...

@@ -16,13 +16,18 @@ from bnn_runner.tasks import Kind
 
 @dataclass(frozen=True)
 class SplitEvaluation:
-    """What S draws say about N points of one split, in original target units.
+    """The predictions of S draws for the N points of one split, in original target units.
 
-    `loglik` [S, N]: log p(y_n | f_s(x_n)) in nats, absent without targets. Classes: `mean_probs`
-    [N, K], `mean_entropy` [N] (mean over draws of the entropy of each, nats), and `centre` [N], the
-    class that the posterior's centre (f(x, w*) of a linearised one) prefers, where it has one.
-    Regression: `means` [S, N, K] and `variances` [S or 1, N or 1, K] of y given each draw; a closed
-    form has S = 1, `variances` total, and `epistemic` [N, K] the part of it that the posterior adds.
+    Attributes:
+        ids: of the points, [N].
+        loglik: log p(y_n | f_s(x_n)) in nats, [S, N]; None without targets.
+        targets: [N] class labels or [N, K] numbers; None without targets.
+        mean_probs: classes: mean over draws of the class probabilities, [N, K].
+        mean_entropy: classes: mean over draws of each one's entropy, nats, [N].
+        centre: classes: the class that the posterior's centre prefers (f(x, w*) of a linearised one), [N].
+        means: regression: mean of y given each draw, [S, N, K].
+        variances: regression: variance of y given each draw, [S or 1, N or 1, K]; of a closed form (S = 1) the total.
+        epistemic: regression in closed form: the part of `variances` that the posterior adds, [N, K].
     """
 
     ids: Tensor
@@ -38,7 +43,7 @@ class SplitEvaluation:
 
 @dataclass(frozen=True)
 class GaussianJoint:
-    """The exact joint predictive of a split's targets: mean [N], covariance [N, N] with noise, original units."""
+    """The exact joint predictive of a split's targets: mean [N] and covariance [N, N] with noise, original units."""
 
     mean: Tensor
     covariance: Tensor
@@ -46,13 +51,19 @@ class GaussianJoint:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything the metrics may use; saved with the cell, so that metrics need no GPU and no data again.
+    """Everything that metrics may use; saved with the cell, so that metrics need neither a GPU nor the data again.
 
-    `splits` holds "test", "val" and "ood/<name>". `log_weights` [S] are zero where draws count
-    alike. `finite`: the draws are the whole posterior. `has_joint`: the draws are functions, so
-    joint scores exist (a closed-form predictive has none, unless `gaussian_joint` is there).
-    `temperature` is what the logits were divided by, if they were calibrated. `unavailable` maps
-    "ood/<name>" to the reason why that set is missing from `splits`.
+    Attributes:
+        kind: of the task.
+        predictive: how probabilities were computed: draws, closed_form, probit or bridge.
+        finite: the draws are the whole posterior.
+        has_joint: the draws are functions, so that joint scores exist; a closed form has none without `gaussian_joint`.
+        log_weights: of the draws, [S]; zero where draws count equally.
+        splits: "test", "val", "ood/<name>" and "shift/<name>/<level>".
+        gaussian_joint: of the test targets, where it is known.
+        temperature: by which the logits were divided, if they were calibrated.
+        unavailable: "ood/<name>" to the reason why that set is not in `splits`.
+        notes: what a reader of the scores should know.
     """
 
     kind: Kind
@@ -75,9 +86,19 @@ class Evaluation:
 class Score:
     """One number of the tidy table.
 
-    `status`: ok, n/a (with the reason in `note`) or not converged. `value` is NaN for n/a.
-    `standard_error` is over the n points or blocks of this one evaluation. `draws` is the number of
-    draws the value used; `better` is "higher", "lower" or "" (neither).
+    Attributes:
+        metric: its name.
+        value: NaN for n/a.
+        standard_error: over the n points or blocks of this one evaluation.
+        n: number of points or blocks.
+        split: which split it is of.
+        tau: points per block of a joint score.
+        kappa: distinct points per block of a dyadic score.
+        draws: number of draws that the value was computed from.
+        better: "higher", "lower" or "" (neither).
+        unit: in words.
+        status: ok, n/a (with the reason in `note`) or not converged.
+        note: for a reader.
     """
 
     metric: str

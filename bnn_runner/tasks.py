@@ -1,4 +1,4 @@
-"""Contracts of data: what a task is, its splits, and what a data set gives. `base` has those of models and posteriors.
+"""Contracts of data: a task, its splits, and what a data set provides. `base` has those of models and posteriors.
 
 Letters: N data points in a split, B points in a batch, K network outputs, L lanes.
 """
@@ -18,11 +18,16 @@ Kind = Literal["regression", "classification"]
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a data set is, known without reading it: enough to check a model or a method against it.
+    """What is known of a data set without reading it: enough to check a model or a method against it.
 
-    `input_shape` is without the batch axis ((1, 28, 28) for an image, (6,) for a table row).
-    `vocabulary` above 0 says that inputs are token ids [T] (int64, from 0 to vocabulary - 1, padded
-    at the end with 0); only models that say `takes_tokens = True` take them.
+    Attributes:
+        name: as typed after data=.
+        kind: regression or classification.
+        input_shape: without the batch axis: (1, 28, 28) for an image, (6,) for a table row.
+        num_outputs: classes, or targets of a regression.
+        val_fraction: share of the training data that is the validation part.
+        vocabulary: above 0, inputs are token ids [T] (int64, from 0 to vocabulary - 1, padded at the end with 0);
+            only models with `takes_tokens = True` support them.
     """
 
     name: str
@@ -35,29 +40,29 @@ class TaskSpec:
 
 @runtime_checkable
 class LazyInputs(Protocol):
-    """Inputs [N, ...] that are read or made batch by batch and are never all in memory."""
+    """Inputs [N, ...] that are read or generated batch by batch and are never all in memory."""
 
     @property
     def device(self) -> torch.device:
-        """Where batches come to lie."""
+        """The device of the batches."""
         ...
 
     def __len__(self) -> int: ...
 
     def read(self, indices: Tensor) -> Tensor:
-        """The points at `indices` [B], in that order, [B, ...]: the same whatever else is in the batch."""
+        """The points at `indices` [B], in that order, [B, ...]; a point does not depend on the rest of the batch."""
         ...
 
     def ahead(self, indices: Tensor) -> None:
-        """A hint that these points are read next."""
+        """A hint that these points will be read next."""
         ...
 
     def at(self, indices: Tensor) -> LazyInputs:
-        """The points at `indices` [M] as inputs of their own; nothing is read."""
+        """The points at `indices` [M] as separate inputs; nothing is read."""
         ...
 
     def joined(self, others: Sequence[LazyInputs]) -> LazyInputs:
-        """These points and then those of `others`, which are of the same kind."""
+        """These points followed by those of `others`, which are of the same type."""
         ...
 
     def to(self, device: torch.device) -> LazyInputs: ...
@@ -65,12 +70,13 @@ class LazyInputs(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Some points of a data set, in memory (on whichever device) or read as they are asked for, in a fixed order.
+    """Some points of a data set in a fixed order, in memory (on any device) or read when needed.
 
-    `inputs` [N, ...] are kept as stored (uint8 for images); `prepare` makes network inputs of a
-    gathered batch, on its device. `targets` are [N] int64 class labels or [N, K] standardised
-    floats; a split without labels (out of distribution) has none. `ids` [N] name each point by its
-    place in the published data set.
+    Attributes:
+        inputs: [N, ...], as stored (uint8 for images).
+        targets: [N] int64 class labels or [N, K] standardised floats; None for a split without labels.
+        ids: each point's place in the published data set, [N].
+        prepare: from a gathered batch of inputs to network inputs, on its device.
     """
 
     inputs: Tensor | LazyInputs
@@ -101,7 +107,7 @@ class Split:
             yield self.gather(torch.arange(start, middle, device=self.inputs.device))
 
     def ahead(self, indices: Tensor) -> None:
-        """A hint that the points at `indices` (any shape) are gathered next, for inputs that are read from files."""
+        """A hint that the points at `indices` (any shape) will be gathered next; only inputs in files use it."""
         if not isinstance(self.inputs, Tensor) and indices.numel():
             self.inputs.ahead(indices.reshape(-1))
 
@@ -113,7 +119,7 @@ class Split:
         return replace(self, inputs=inputs, targets=targets, ids=self.ids[indices.to(self.ids.device)])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Split:
-        """On `device`, floating-point numbers as `dtype`, also those that `prepare` makes; integers stay integers."""
+        """On `device`, floating-point numbers as `dtype`, also those of `prepare`; integers stay integers."""
         inputs = self.inputs.to(device)
         if isinstance(inputs, Tensor) and inputs.is_floating_point():
             inputs = inputs.to(dtype)
@@ -123,29 +129,42 @@ class Split:
         raw = self.prepare
 
         def prepare(x: Tensor) -> Tensor:
-            made = raw(x)
-            return made.to(dtype) if made.is_floating_point() else made
+            prepared = raw(x)
+            return prepared.to(dtype) if prepared.is_floating_point() else prepared
 
         return replace(self, inputs=inputs, targets=targets, prepare=prepare)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a data set gives to a run.
+    """What a data set provides for a run.
 
-    Regression targets are standardised on the training part: y_original = target_mean +
-    target_scale * y, both [K] (zeros and ones for classes). `truth` maps original-unit inputs
-    [M, D] to noise-free outputs [M, K] where the data are made, `true_noise` to the noise's standard
-    deviation [M, K]. `fingerprint` is a hash of the content that a training depends on.
-    `unavailable` says why an out-of-distribution set is absent. `shifted` are the test points under a
-    growing shift, with their targets: "<name>/<level>", and "clean/0" without any.
+    Regression targets are standardised on the training part: y_original = target_mean + target_scale * y.
 
-    What predictions for new points need: `encode` makes inputs as the splits store them of original
-    ones [M, ...] (a table's float64 columns in original units, an image set's uint8 pixels [M, C, H, W]).
-    `feature_names` name the columns that a table of new points must have, in the order that `encode`
-    takes; `feature_categories` lists the texts of a column of texts, where `encode` takes each text's
-    place in that list; NaN stands for a missing cell. `read_image` reads an image file as an original
-    input where the set does more than take its pixels (resizing). `target_names` [K] name regression targets.
+    Attributes:
+        spec: what is known without reading the data.
+        train: training part.
+        val: validation part; may be empty.
+        test: test part.
+        ood: out-of-distribution sets, by name.
+        fingerprint: a hash of the content that a training depends on.
+        target_mean: [K]; zeros for classes.
+        target_scale: [K]; ones for classes.
+        input_mean: by which table inputs were standardised.
+        input_scale: by which table inputs were standardised.
+        truth: of synthetic data: from inputs [M, D] in original units to noise-free outputs [M, K].
+        true_noise: of synthetic data: from such inputs to the noise's standard deviation [M, K].
+        unavailable: names of out-of-distribution sets that are missing, with the reason.
+        shifted: the test points under a growing shift, with targets: "<name>/<level>", and "clean/0" without shift.
+        class_names: of the K classes.
+        notes: what a reader should know.
+        feature_names: columns that a table of new points must have, in the order that `encode` takes.
+        feature_categories: the texts of a text column; `encode` takes each text's place in that list, NaN for a
+            missing cell.
+        target_names: of the K regression targets.
+        encode: from original inputs [M, ...] of new points (a table's float64 columns in original units, uint8 pixels
+            [M, C, H, W]) to inputs as the splits store them.
+        read_image: reads an image file as an original input, where that is more than taking its pixels (resizing).
     """
 
     spec: TaskSpec
@@ -171,9 +190,10 @@ class Task:
     read_image: Callable[[Path], Tensor] | None = None
 
     def new_points(self, original: Tensor) -> Split:
-        """Points without targets from original inputs [M, ...], prepared as those of this task are.
+        """Points without targets from original inputs [M, ...], prepared like those of this task.
 
-        Raises what `encode` raises (`UserError` for a cell that it cannot take).
+        Raises:
+            UserError: `encode` does not support a cell.
         """
         stored = original if self.encode is None else self.encode(original)
         like = self.target_mean
@@ -206,9 +226,9 @@ class DataSet(Protocol):
     val_fraction: float
 
     def spec(self) -> TaskSpec:
-        """What is known before any file is opened. Raises `UserError` for values that cannot be."""
+        """What is known before any file is opened. Raises `UserError` for invalid values."""
         ...
 
     def load(self, data_dir: Path, seed: int) -> Task:
-        """Read or make the data. Same arguments, same task. Reading never writes beside the data."""
+        """Read or generate the data: the same arguments give the same task. Nothing is written into `data_dir`."""
         ...

@@ -1,1 +1,1 @@
-"""The GGN and Fisher information of a trained network, in every structure."""
+"""The GGN and the Fisher information of a trained network, in every structure."""

@@ -22,7 +22,7 @@ from bnn_runner.rng import generator
 class BlockGaussian:
     """N(0, Σ) over the weights of the basis, block by block.
 
-    `precisions` is one λ a group, or for diagonal blocks one a weight [P_g].
+    `precisions` holds one λ per group; for diagonal blocks also one per weight [P_g].
     """
 
     groups: tuple[Group, ...]
@@ -67,7 +67,7 @@ class BlockGaussian:
         return torch.stack(parts).sum(0)
 
     def covariance_root(self, jacobians: BatchJacobians) -> Tensor:
-        """[B, C, P] whose products over the last axis are J Σ Jᵀ, across points too."""
+        """R [B, C, P] whose products over the last axis are J Σ Jᵀ, within and across points."""
         parts = [
             block.covariance_root(group.jacobian(jacobians.tensors), lam)
             for group, block, lam in zip(self.groups, self.blocks, self.precisions, strict=True)
@@ -77,7 +77,7 @@ class BlockGaussian:
 
 @dataclass(frozen=True)
 class BlockCurvature:
-    """H = blockdiag(H_g), fitted; one block for each group [T]."""
+    """H = blockdiag(H_g), one fitted block for each of the T groups."""
 
     groups: tuple[Group, ...]
     blocks: tuple[Block, ...]
@@ -86,13 +86,13 @@ class BlockCurvature:
     device: torch.device
 
     def log_det_ratio(self, precisions: Tensor) -> Tensor:
-        """Log det(H + Λ) − log det Λ for precisions as in `_each`, float64, differentiable. O(P)."""
+        """Log det(H + Λ) − log det Λ, float64, differentiable, in O(P)."""
         each = self._each(precisions.to(self.blocks[0].spectrum.device))
         parts = [torch.log1p(b.spectrum / lam).sum() for b, lam in zip(self.blocks, each, strict=True)]
         return torch.stack(parts).sum()
 
     def effective_dimensions(self, precisions: Tensor) -> Tensor:
-        """Tr_g H (H + Λ)⁻¹ of each group, [T]; of each weight, [P], for one precision a weight."""
+        """Tr_g H (H + Λ)⁻¹ of each group, [T]; of each weight, [P], for one precision per weight."""
         each = self._each(precisions.to(self.blocks[0].spectrum.device))
         parts = [b.spectrum / (b.spectrum + lam) for b, lam in zip(self.blocks, each, strict=True)]
         return torch.cat(parts).cpu() if self._one_a_weight(precisions) else torch.stack([p.sum() for p in parts]).cpu()
@@ -105,7 +105,7 @@ class BlockCurvature:
 
     @property
     def diagonal(self) -> Tensor | None:
-        """H itself, [P], if every block is a diagonal: then a precision a weight [P] will do everywhere."""
+        """H itself, [P], if every block is diagonal: then precisions [P] (one per weight) are supported everywhere."""
         if all(isinstance(b, DiagonalBlock) for b in self.blocks):
             return torch.cat([b.spectrum for b in self.blocks])
         return None
@@ -123,7 +123,7 @@ class BlockCurvature:
         return len(precisions) == sum(self.sizes.values()) != len(self.blocks)
 
     def _each(self, precisions: Tensor) -> Sequence[Tensor]:
-        """What each block has of one precision [1], one a group [T], or one a weight [P] (diagonal blocks)."""
+        """Each block's share of one precision [1], one per group [T], or one per weight [P] (diagonal blocks)."""
         if self._one_a_weight(precisions):
             return precisions.split([g.size(self.sizes) for g in self.groups])
         return precisions.expand(len(self.blocks)).unbind()

@@ -1,7 +1,7 @@
 """Fits of block-diagonal curvature in one or two passes over the training set.
 
-Each takes Jacobians Rᵀ∂f batch after batch (a function that starts a new pass), and gives a `BlockCurvature`. Products
-of Jacobians are made in float64: float32 products leave eigenvalues of 1e-7 of the largest where there are none, which
+Each takes Jacobians Rᵀ∂f batch after batch (from a function that starts a new pass), and returns a `BlockCurvature`.
+Products of Jacobians are computed in float64: in float32, zero eigenvalues become 1e-7 of the largest one, which
 under a weak prior counts as information.
 """
 
@@ -29,9 +29,9 @@ Sharing = Literal["expand", "reduce"]
 
 
 def fit_diagonal(jacobians: Jacobians, batches: Pass) -> BlockCurvature:
-    """The diagonal of the curvature, H_jj = Σ_n Σ_c (Rᵀ J)²_cj, exact.
+    """The exact diagonal of the curvature, H_jj = Σ_n Σ_c (Rᵀ J)²_cj.
 
-    A layer's dense Jacobian is made a few points at a time.
+    A layer's dense Jacobian is formed for a few points at a time.
     """
     sums: dict[str, Tensor] = {}
     for batch in batches():
@@ -55,13 +55,17 @@ def squares(jacobian: TensorJacobian) -> Tensor:
 
 
 def fit_layers(jacobians: Jacobians, batches: Pass, repairs: Repairs) -> BlockCurvature:
-    """The exact block of each layer (weight and bias together). Raises `RunFailed` where the blocks fit no memory."""
+    """The exact block of each layer (weight and bias together).
+
+    Raises:
+        RunFailed: the blocks do not fit in memory.
+    """
     groups, sizes = each_layer(jacobians.names), jacobians.sizes()
     widest = max(groups, key=lambda g: g.size(sizes))
     memory_limit().reserve(
         f"a block for each of {len(groups)} layers ({widest.name} alone has {widest.size(sizes):,} weights)",
         sum(3 * 8 * g.size(sizes) ** 2 for g in groups),
-        "Take method.structure=kfac, ekfac or diag.",
+        "Use method.structure=kfac, ekfac or diag.",
     )
     sums: dict[str, Tensor] = {}
     for batch in batches():
@@ -76,10 +80,20 @@ def fit_kfac(
 ) -> BlockCurvature:
     """KFAC (Martens & Grosse 2015; Grosse & Martens 2016; expand and reduce: Eschenhagen et al. 2023).
 
-    A weight at T positions, expand: A = (1/NT) Σ a aᵀ, G = Σ_n Σ_t g B gᵀ over the whole training
-    set, H ≈ G ⊗ A; reduce: inputs averaged and derivatives summed over positions first. A bias has
-    the block G, or with `joint_bias` its weight's factors with a one put below a. Norm scales and
+    For a weight at T positions, expand: A = (1/NT) Σ a aᵀ, G = Σ_n Σ_t g B gᵀ over the whole training
+    set, H ≈ G ⊗ A; reduce: inputs are averaged and derivatives summed over positions first. A bias has
+    the block G, or with `joint_bias` its weight's factors, with a one appended to a. Norm scales and
     shifts have their exact block; a tensor of any other module has its exact diagonal.
+
+    Args:
+        jacobians: of the weights of the basis.
+        batches: starts a pass over the training set.
+        repairs: counts numerical repairs.
+        sharing: expand or reduce.
+        joint_bias: whether weight and bias form one matrix.
+
+    Raises:
+        RunFailed: the factors do not fit in memory, or are not finite.
     """
     matrices = [name for name in jacobians.names if jacobians.rule(name) == "matrix"]
     biases = {name for name in jacobians.names if jacobians.rule(name) == "bias"}
@@ -91,7 +105,7 @@ def fit_kfac(
     memory_limit().reserve(
         f"Kronecker factors of {len(matrices)} weight matrices",
         sum(_factor_bytes(jacobians.network.parameters[name]) for name in matrices),
-        "Take method.structure=diag, or method.weights=last_layer.",
+        "Use method.structure=diag, or method.weights=last_layer.",
     )
     factors_a: dict[str, Tensor] = {}
     factors_g: dict[str, Tensor] = {}
@@ -109,7 +123,7 @@ def fit_kfac(
                 counts[group.name] = counts.get(group.name, 0) + j.read.shape[0] * j.read.shape[2]
             elif (
                 group.name not in biases or _weight_of(group) not in factors_g
-            ):  # a bias beside its weight has the weight's output factor
+            ):  # a bias next to its weight has the weight's output factor
                 general = jacobians.rule(group.name) == "general"
                 part = squares(j) if general else gram(wide(j.dense().flatten(0, 1)))
                 exact[group.name] = exact.get(group.name, 0) + part
@@ -135,8 +149,9 @@ def fit_ekfac(
     """EKFAC (George et al. 2018): KFAC's eigenbasis with the eigenvalues that are best in it.
 
     In the basis Q each block is Q diag(s) Qᵀ with s_i = Σ_n Σ_c (Rᵀ J Q)²_ci, the diagonal of the
-    exact block there: of all matrices with these eigenvectors the nearest to it in Frobenius norm.
-    Cost: a second pass over the data, with a few points' dense Jacobians where a layer has several positions.
+    exact block there: of all matrices with these eigenvectors, the nearest to it in Frobenius norm.
+    Cost: a second pass over the data, with dense Jacobians of a few points where a layer has several positions.
+    The arguments are those of `fit_kfac`.
     """
     kfac = fit_kfac(jacobians, batches, repairs, sharing, joint_bias)
     sums: dict[str, Tensor] = {}
@@ -150,7 +165,7 @@ def fit_ekfac(
                 dense = j.dense()
                 part = wide((dense @ block.vectors.to(dense)).square().sum((0, 1)))
             else:
-                continue  # an exact diagonal is what it is
+                continue  # the exact diagonal stays
             sums[group.name] = sums.get(group.name, 0) + part
     blocks: list[Block] = []
     for group, block in zip(kfac.groups, kfac.blocks, strict=True):
@@ -169,19 +184,19 @@ def _factor_bytes(weight: Tensor) -> int:
 
 
 def _weight_of(group: Group) -> str:
-    """The name of the weight beside a bias."""
+    """The name of the weight that belongs to a bias."""
     return group.name.removesuffix("bias") + "weight"
 
 
 def _shared(jacobian: OuterProductJacobian, sharing: Sharing) -> OuterProductJacobian:
-    """The Jacobian as the factors see it: position by position, or with the positions put together first."""
+    """The Jacobian for the factors: position by position, or with the positions combined first."""
     if sharing == "expand":
         return jacobian
     return OuterProductJacobian(jacobian.inputs.mean(-1, keepdim=True), jacobian.grads.sum(-1, keepdim=True))
 
 
 def _gram(values: Tensor) -> Tensor:
-    """Σ_b Σ_t v v' of [B, n, T]: [n, n] float64, point by point where that is less to write, else as one product."""
+    """Σ_b Σ_t v vᵀ of [B, n, T]: [n, n] float64, point by point where that writes less memory, else as one product."""
     if values.shape[1] > values.shape[2]:
         return gram(wide(values.transpose(0, 1).flatten(1)).T)
     total = wide(values[:0]).new_zeros(values.shape[1], values.shape[1])

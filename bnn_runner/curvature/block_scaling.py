@@ -16,7 +16,7 @@ from bnn_runner.errors import RunFailed
 
 @dataclass(frozen=True)
 class ScaledBlock:
-    """`inner` is the block of scaled weights; D is `rows` [o] ⊗ `columns` [d] (columns [1] for a vector of weights)."""
+    """`inner` is the block of the scaled weights; D = `rows` [o] ⊗ `columns` [d] (columns [1] for a vector)."""
 
     inner: Block
     rows: Tensor
@@ -117,7 +117,8 @@ def _factors(block: KroneckerBlock, name: str) -> tuple[Tensor, Tensor]:
     values_g, values_a = spectrum.sum(1), spectrum.sum(0) / max(total, 1e-300)
     if float((torch.outer(values_g, values_a) - spectrum).norm()) > 1e-6 * float(spectrum.norm()):
         raise RunFailed(
-            f"hyper.family=g under EKFAC: the corrected eigenvalues of {name} are no Kronecker product, and scaled by "
-            "their diagonal they keep no eigenbasis. Use method.structure=kfac, or another hyper.family."
+            f"method.structure=ekfac does not support hyper.family=g: the corrected eigenvalues of {name} are no "
+            "Kronecker product, so that scaling by the diagonal loses the eigenbasis. Use method.structure=kfac, or "
+            "another hyper.family."
         )
     return values_g, values_a

@@ -20,7 +20,7 @@ Precision = float | Tensor
 
 
 class Block(Protocol):
-    """Curvature of one group of weights in its eigenbasis."""
+    """Curvature of one group of P_g weights in its eigenbasis. Letters: S draws, B points, C output directions."""
 
     @property
     def spectrum(self) -> Tensor:
@@ -28,7 +28,7 @@ class Block(Protocol):
         ...
 
     def sample(self, z: Tensor, precision: Precision) -> Tensor:
-        """Standard normals [S, P_g] to draws of N(0, (H_g + λI)⁻¹)."""
+        """Draws of N(0, (H_g + λI)⁻¹) from standard normals z [S, P_g]."""
         ...
 
     def product(self, vectors: Tensor, precision: Precision) -> Tensor:
@@ -36,7 +36,7 @@ class Block(Protocol):
         ...
 
     def covariance_root(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
-        """[B, C, P_g] whose products over the last axis are the block's part of J Σ Jᵀ."""
+        """R [B, C, P_g] whose products over the last axis are the block's part of J Σ Jᵀ."""
         ...
 
     def covariance(self, jacobian: TensorJacobian, precision: Precision) -> Tensor:
@@ -104,7 +104,7 @@ class KroneckerBlock:
         return (dense * self._scale(precision).to(dense)).reshape(b, c, -1)
 
     def _rotates_first(self, jacobian: OuterProductJacobian) -> bool:
-        """Whether inputs and derivatives are rotated at every position, or the Jacobian, where that is less work."""
+        """Whether rotating inputs and derivatives at every position is less work than rotating the Jacobian."""
         c, o, t = jacobian.grads.shape[1:]
         d = len(self.vectors_a)
         return t * (d * d + c * o * o) <= c * o * d * (o + d)
@@ -123,7 +123,7 @@ class KroneckerBlock:
 
 @dataclass(frozen=True)
 class FullBlock:
-    """H_g whole, in its eigenbasis; for the small tensors (biases, norm scales and shifts)."""
+    """The full H_g in its eigenbasis; for small tensors (biases, norm scales and shifts)."""
 
     values: Tensor
     vectors: Tensor

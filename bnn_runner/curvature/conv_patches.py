@@ -1,6 +1,6 @@
-"""What a convolution reads: its input image, patch by patch only where the patches themselves are needed.
+"""The inputs of a convolution: its image, unfolded into patches only where the patches themselves are needed.
 
-Letters: B points, c channels, k1 × k2 the kernel, d = c·k1·k2 numbers a patch, H × W the padded image,
+Letters: B points, c channels, k1 × k2 the kernel, d = c·k1·k2 numbers per patch, H × W the padded image,
 T = T1·T2 positions.
 """
 
@@ -18,7 +18,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Patches:
-    """The patches [B, d, T] of padded images [B, c, H, W], as `torch.nn.functional.unfold` orders them."""
+    """The patches [B, d, T] of padded images [B, c, H, W], in the order of `torch.nn.functional.unfold`."""
 
     images: Tensor
     kernel: Pair
@@ -41,18 +41,18 @@ class Patches:
         return spare[0] // self.stride[0] + 1, spare[1] // self.stride[1] + 1
 
     def unfolded(self) -> Tensor:
-        """The patches themselves, by one copy."""
+        """The patches themselves, in one copy."""
         t1, t2 = self._counts()
         windows = _windows(self.images, 2, self.kernel[0], self.dilation[0], self.stride[0], t1)  # [B, c, k1, T1, W]
         windows = _windows(windows, 4, self.kernel[1], self.dilation[1], self.stride[1], t2)  # [B, c, k1, T1, k2, T2]
         return windows.transpose(3, 4).reshape(self.shape)
 
     def gram(self) -> Tensor:
-        """Σ_b Σ_t a aᵀ, [d, d] float64, without the patches.
+        """Σ_b Σ_t a aᵀ, [d, d] float64, without forming the patches.
 
-        Two kernel rows i and i + δ meet in the products of image rows h and h + δ, whichever i it is: those
-        products, [c·k2, c·k2] for each h and δ, are made once and summed over the h that each i sees. That is
-        k1 (H/T1) products of rows where patches take k1², and a kernel row's width of memory.
+        Kernel rows i and i + δ are multiplied in the products of image rows h and h + δ, for every i: those products,
+        [c·k2, c·k2] for each h and δ, are computed once and summed over the h that each i reads. That takes
+        k1 (H/T1) products of rows where patches take k1², and memory of one kernel row's width.
         """
         (k1, k2), (d1, d2), (s1, s2) = self.kernel, self.dilation, self.stride
         t1, t2 = self._counts()
@@ -82,9 +82,9 @@ def _windows(values: Tensor, dim: int, size: int, dilation: int, stride: int, co
 
 
 def patches_of(owner: nn.Conv2d, images: Tensor) -> Patches:
-    """What `owner` reads of images [B, c, ·, ·]."""
+    """The patches of images [B, c, ·, ·] that `owner` reads."""
     padding, kernel, dilation = owner.padding, _pair(owner.kernel_size), _pair(owner.dilation)
-    if isinstance(padding, str):  # "same" puts the odd one at the end
+    if isinstance(padding, str):  # "same" pads an odd total more at the end
         extra = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
         sides = [(e // 2, e - e // 2) for e in extra]
     else:

@@ -1,9 +1,9 @@
-"""The full GGN, on whichever side is smaller: P × P (primal) or M × M with M = N·C rows (dual).
+"""The full GGN, on the smaller of two sides: P × P (primal) or M × M with M = N·C rows (dual).
 
-Everything is said in whitened weights u = Λ^{1/2} δ, where the posterior precision is I + H̃ with
-H̃ = Λ^{-1/2} H Λ^{-1/2}. On the dual side only the r directions V that the data inform are kept:
-Σ̃ = I − V diag(s/(1+s)) Vᵀ, and variances are sums of squares (within V, and off it), so that none
-comes out negative by cancellation; where s is small enough for that to cost no digit, the difference is taken.
+All formulas are in whitened weights u = Λ^{1/2} δ, where the posterior precision is I + H̃ with
+H̃ = Λ^{-1/2} H Λ^{-1/2}. On the dual side only the r directions V that the data determine are kept:
+Σ̃ = I − V diag(s/(1+s)) Vᵀ. Variances are sums of squares (within V, and off it), so that none
+becomes negative by cancellation; where s is small enough for the difference to lose no digit, it is used instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bnn_runner.rng import generator
 from bnn_runner.runtime.memory import memory_limit
 
 CANCELS = 1e7
-"""Largest s up to which a variance is the prior's less what the data take, 1 + s times smaller at most."""
+"""Largest s up to which a variance is computed as a difference from the prior's (1 + s times smaller at most)."""
 
 
 def side(num_parameters: int, num_rows: int) -> str:
@@ -34,7 +34,7 @@ def side(num_parameters: int, num_rows: int) -> str:
 
 
 def bytes_needed(num_parameters: int, num_rows: int) -> int:
-    """Bytes of the largest matrices that a full fit holds (float64, three of them at the peak)."""
+    """Bytes of the matrices that a full fit holds at its peak (float64)."""
     if side(num_parameters, num_rows) == "primal":
         return 3 * 8 * num_parameters**2
     return 8 * (num_rows * num_parameters * 2 + 2 * num_rows**2)
@@ -89,7 +89,7 @@ class FullGaussian:
 
 @dataclass
 class FullCurvature:
-    """H = JᵀJ with J [M, P] the rows Rᵀ∂f: `gram` is H itself (primal) or None beside `rows` (dual)."""
+    """H = JᵀJ with J [M, P] the rows Rᵀ∂f: either `gram` is H itself (primal), or `rows` is J (dual)."""
 
     rows: Tensor | None
     gram: Tensor | None
@@ -107,7 +107,7 @@ class FullCurvature:
         return precisions.cpu().repeat_interleave(counts).to((self.rows if self.rows is not None else self.gram).device)  # type: ignore[union-attr]
 
     def _eigen(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Informed eigenvalues [r] and eigenvectors [P, r] of diag(scale) H diag(scale)."""
+        """Non-zero eigenvalues [r] and eigenvectors [P, r] of diag(scale) H diag(scale)."""
         if self.gram is not None:
             matrix = self.gram if scale is None else scale[:, None] * self.gram * scale
             return eigh(matrix, "the full curvature", self.repairs)
@@ -117,19 +117,19 @@ class FullCurvature:
         return values, (rows.T @ left) * values.rsqrt()
 
     def _dual_eigen(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Informed eigenvalues [r] and eigenvectors [M, r] of the dual side."""
+        """Non-zero eigenvalues [r] and eigenvectors [M, r] of the dual side."""
         values, left = eigh(gram(rows.T), "the full curvature (dual side)", self.repairs)
         keep = values > values[-1].clamp_min(1e-300) * 1e-13 * len(values)
         return values[keep], left[:, keep]
 
     def _isotropic_spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues of H and eigenvectors of its smaller side: all that the evidence needs."""
+        """Eigenvalues of H and eigenvectors of its smaller side, which is all that the evidence needs."""
         if self._spectrum is None:
             self._spectrum = self._eigen(None) if self.rows is None else self._dual_eigen(self.rows)
         return self._spectrum
 
     def isotropic_eigen(self) -> tuple[Tensor, Tensor]:
-        """The eigendecomposition of H itself, made once: it serves every isotropic precision."""
+        """The eigendecomposition of H itself, computed once for all isotropic precisions."""
         if self._isotropic is None:
             self._isotropic = self._isotropic_spectrum() if self.rows is None else self._eigen(None)
         return self._isotropic
@@ -146,7 +146,7 @@ class FullCurvature:
         return log_det(self._system(precisions), "the full curvature", self.repairs)
 
     def _system(self, precisions: Tensor) -> Tensor:
-        """I + H̃ on the smaller side, differentiable; on the dual side from the cached Gram matrix of each tensor."""
+        """I + H̃ on the smaller side, differentiable; on the dual side from cached Gram matrices of the tensors."""
         if self.gram is not None:
             scale = self._expand(precisions).rsqrt()
             matrix = scale[:, None] * self.gram * scale
@@ -231,18 +231,28 @@ class ScaledFull:
 
 
 def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: int, repairs: Repairs) -> FullCurvature:
-    """The exact GGN. Raises `RunFailed`, before anything is allocated, where it would not fit in memory."""
+    """The exact GGN.
+
+    Args:
+        jacobians: of the weights of the basis.
+        batches: one pass over the training set.
+        num_rows: M = N·C.
+        repairs: counts numerical repairs.
+
+    Raises:
+        RunFailed: it would not fit in memory (checked before anything is allocated), or is not finite.
+    """
     sizes = jacobians.sizes()
     total = sum(sizes.values())
     memory_limit().reserve(
         f"the full curvature of {total:,} weights and {num_rows:,} output rows",
         bytes_needed(total, num_rows),
-        "Take method.structure=kfac or diag, or method.weights=last_layer.",
+        "Use method.structure=kfac or diag, or method.weights=last_layer.",
     )
     dtype = jacobians.network.parameters[jacobians.names[0]].dtype
     if side(total, num_rows) == "primal":
         total_gram = _gram(batches, total)
-        # The diagonal has a number that is not finite where its row or column has one.
+        # The diagonal is not finite wherever its row or column is not.
         _check_columns(total_gram.diagonal().unsqueeze(0), sizes)
         return FullCurvature(None, total_gram, sizes, dtype, repairs)
     collected = torch.cat([wide(batch.dense().flatten(0, 1)) for batch in batches])
@@ -251,7 +261,7 @@ def fit_full(jacobians: Jacobians, batches: Iterator[BatchJacobians], num_rows: 
 
 
 def _gram(batches: Iterator[BatchJacobians], size: int) -> Tensor:
-    """H [P, P] of all batches, by pairs of layers where that is less work, else from the rows of the Jacobian."""
+    """H [P, P] of all batches, layer pair by layer pair where that is less work, else from the Jacobian's rows."""
     pairs, total = PairSums(), None
     for batch in batches:
         if pays(batch.tensors.values()):
@@ -260,11 +270,11 @@ def _gram(batches: Iterator[BatchJacobians], size: int) -> Tensor:
         rows = wide(batch.dense().flatten(0, 1))
         total = rows.new_zeros(size, size) if total is None else total
         add_gram(total, rows)
-    assert total is None or pairs.empty, "a tensor's form is the same in every batch"
+    assert total is None or pairs.empty, "a tensor has the same form in every batch"
     return pairs.matrix() if total is None else mirrored(total)
 
 
 def _check_columns(columns: Tensor, sizes: dict[str, int]) -> None:
-    """Raises an error naming the first tensor with a number in its `columns` [.., P] that is not finite."""
+    """Raise `RunFailed` naming the first tensor whose `columns` [.., P] are not finite."""
     for name, part in zip(sizes, columns.split(list(sizes.values()), dim=1), strict=True):
         checked(part, name)

@@ -1,8 +1,8 @@
-"""The curvature of a task as an operator: products with H = Σ_n J_nᵀ R_n R_nᵀ J_n, without any matrix of P × P.
+"""The curvature of a task as an operator: products with H = Σ_n J_nᵀ R_n R_nᵀ J_n, without a P × P matrix.
 
 Its rows are the N·C directions Rᵀ J of the training set. They are kept where they are few; otherwise
-each pass over the data makes them anew, batch after batch, in the form that each layer gives
-(`factors`), so that memory does not grow with N or with the number of vectors.
+each pass over the data computes them again, batch after batch, in the form of each layer
+(`jacobian_forms`), so that memory does not grow with N or with the number of vectors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAVED_BYTES = 2**30
 
 
 class Roots(Protocol):
-    """Which root R of the output curvature is taken: an `OutputCurvature`, or plain outputs."""
+    """Which root R of the output curvature is used: an `OutputCurvature`, or plain outputs."""
 
     def columns(self, task: Task, network: Network) -> int: ...
 
@@ -65,9 +65,9 @@ class Rows:
 
 @dataclass
 class GGNOperator:
-    """Products with the rows of the whole training set, or of some of its points. Counts its passes over the data.
+    """Products with the rows of the training set, or of some of its points. Counts its passes over the data.
 
-    `uniforms` [N, M, ·] are those of a sampled output curvature; `dtype` is that of vectors: float64 where the
+    `uniforms` [N, M, ·] belong to a sampled output curvature; `dtype` is that of vectors: float64 where the
     rows are kept, else the network's.
     """
 
@@ -95,12 +95,12 @@ class GGNOperator:
         return cls(task.train, jacobians, curvature, curvature.uniforms(task), columns, progress, counted)
 
     def state(self) -> dict[str, Any]:
-        """What makes the same rows again (`posterior_store.Saves`): the training inputs as the network takes them."""
+        """What gives the same rows again (see `posteriors.io.Saves`): the training inputs as the network takes them."""
         first, _ = self.split.gather(torch.arange(1))
         if (size := len(self) * first.numel() * first.element_size()) > SAVED_BYTES:
             raise CannotBeSaved(
-                f"the training inputs, which draws of a sampled Laplace posterior are solved from, take "
-                f"{size / 2**30:.1f} GiB (at most {SAVED_BYTES / 2**30:.0f} GiB are saved)"
+                "draws of a sampled Laplace posterior require the training inputs, which must take at most "
+                f"{SAVED_BYTES / 2**30:.0f} GiB to be saved; they take {size / 2**30:.1f} GiB"
             )
         x, y = self.split.gather(torch.arange(len(self)))
         return {
@@ -136,7 +136,7 @@ class GGNOperator:
         return wide(first.new_zeros(0)).device if self.keeps else first.device
 
     def batches(self, vectors: int, indices: Tensor | None = None) -> Iterator[tuple[Tensor, Rows]]:
-        """Places [B] and rows of the training set in order, or of the points `indices`; `vectors` move through them."""
+        """Places [B] and rows of the training set in order, or of the points `indices`, for products with `vectors`."""
         where = torch.arange(len(self)) if indices is None else indices
         self.passes += len(where) / len(self)
         if self.keeps:
@@ -148,7 +148,7 @@ class GGNOperator:
             yield part, Rows(None, jacobians)
 
     def halve(self) -> bool:
-        """Half as many points at once from now on, where memory ran out; False where it is one point already."""
+        """After memory ran out: half as many points at once from now on; False where it is one point already."""
         return self.jacobians.halve(self.repairs)
 
     def _dense(self) -> Tensor:
@@ -183,7 +183,7 @@ class GGNOperator:
 
         return halving(work, self.halve)
 
-    def pulled(self, values: Tensor) -> Tensor:
+    def vjp(self, values: Tensor) -> Tensor:
         """Σ_n J_nᵀ R_n u_n for values [N, C, S]: [S, P]. One pass."""
 
         def work() -> Tensor:
@@ -195,7 +195,7 @@ class GGNOperator:
         return halving(work, self.halve)
 
     def diagonal(self, probes: int, seed: int) -> Tensor:
-        """The diagonal of H, [P] float64: exact where the rows are kept or are no more than `probes`; else estimated.
+        """The diagonal of H, [P] float64: exact where the rows are kept or `probes` is at least C, else estimated.
 
         Σ_n mean_m (J_nᵀ R_n ε_nm)² over independent signs ε_nm [C] (Hutchinson 1990) has mean
         diag(H), and costs `probes` backward passes over the data instead of C.

@@ -15,8 +15,8 @@ from bnn_runner.curvature.jacobian_forms import DenseJacobian, OuterProductJacob
 class Group:
     """Tensors that are neighbours in the basis, by name.
 
-    homogeneous: a weight [o, d] and its bias [o] as one matrix [o, d + 1] that acts on inputs with a
-    one put below them, so that the pair has Kronecker factors of its own.
+    homogeneous: a weight [o, d] and its bias [o] as one matrix [o, d + 1] that acts on inputs with an
+    appended one, so that the pair has its own Kronecker factors.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Group:
         return DenseJacobian(torch.cat([tensors[name].dense() for name in self.members], dim=-1))
 
     def packed(self, values: Tensor, sizes: Mapping[str, int]) -> Tensor:
-        """[S, P_g] in the order of its tensors to the group's order; `unpacked` undoes it."""
+        """[S, P_g] from the order of its tensors to the group's order; `unpacked` is the inverse."""
         if not self.homogeneous:
             return values
         outputs = sizes[self.members[1]]
@@ -43,7 +43,7 @@ class Group:
         return torch.cat([matrix, values[:, -outputs:].unsqueeze(-1)], dim=-1).flatten(1)
 
     def unpacked(self, values: Tensor, sizes: Mapping[str, int]) -> Tensor:
-        """[S, P_g] in the group's order to the order of its tensors, one after the other."""
+        """[S, P_g] from the group's order to the order of its tensors, one after the other."""
         if not self.homogeneous:
             return values
         outputs = sizes[self.members[1]]
@@ -68,7 +68,7 @@ def each_layer(names: Sequence[str]) -> tuple[Group, ...]:
 
 
 def with_joint_biases(names: Sequence[str], matrices: Sequence[str]) -> tuple[Group, ...]:
-    """One group for each tensor, but each weight of `matrices` together with its bias, where it has one."""
+    """One group for each tensor, except that each weight of `matrices` is grouped with its bias, if it has one."""
     groups = []
     for group in each_layer(names):
         pair = tuple(f"{group.name}.{kind}" for kind in ("weight", "bias"))

@@ -1,4 +1,4 @@
-"""The Jacobian of one parameter tensor at a batch of points, in the form that its layer gives.
+"""The Jacobian of one parameter tensor at a batch of points, in the form of its layer.
 
 Letters: B points, C directions of the outputs, T positions of a layer, P_t numbers of the tensor.
 """
@@ -13,14 +13,14 @@ from torch import Tensor
 from bnn_runner.curvature.conv_patches import Patches
 
 FLOATS_AT_ONCE = 8_000_000
-"""Numbers in one intermediate array: more would not fit the caches, and fresh memory costs more than the arithmetic."""
+"""Numbers in one intermediate array: larger ones exceed the caches, and fresh memory costs more than arithmetic."""
 
 FLOATS_CACHED = 1_000_000
-"""Numbers in an array that is made only to be summed at once."""
+"""Numbers in an array that is summed immediately."""
 
 
 def forms_dense(positions: int, outputs: int, inputs: int, directions: int, draws: int) -> bool:
-    """Whether moving `draws` through the dense Jacobian of a weight needs less work than through its activations."""
+    """Whether multiplying `draws` by the dense Jacobian of a weight is less work than by its factors."""
     through_activations = draws * positions * outputs * (inputs + directions)
     return directions * outputs * inputs * (positions + draws) < through_activations
 
@@ -38,7 +38,7 @@ class OuterProductJacobian:
 
     @property
     def inputs(self) -> Tensor:
-        """A [B, d, T]; patches are made anew each time, so that those of one layer at most live at once."""
+        """A [B, d, T]; patches are unfolded each time, so that only one layer's exist at once."""
         return self.read.unfolded() if isinstance(self.read, Patches) else self.read
 
     @property
@@ -56,7 +56,7 @@ class OuterProductJacobian:
         return product.reshape(b, c, -1)
 
     def apply(self, deltas: Tensor) -> Tensor:
-        """J δ_s for deltas [S, o·d]: [B, C, S], by whichever order of products needs less work."""
+        """J δ_s for deltas [S, o·d]: [B, C, S], in the order of products that needs less work."""
         b, c, o, t = self.grads.shape
         d, s = self.read.shape[1], len(deltas)
         if forms_dense(t, o, d, c, s):
@@ -146,7 +146,7 @@ TensorJacobian = OuterProductJacobian | DenseJacobian | EmbeddingJacobian
 
 
 def entries(jacobian: TensorJacobian, index: Tensor) -> DenseJacobian:
-    """The Jacobian with respect to the weights at `index` [n] of the tensor alone; a wide one is not formed for few."""
+    """The Jacobian with respect to the weights at `index` [n] of the tensor; for few of them it is not formed whole."""
     if isinstance(jacobian, OuterProductJacobian) and len(index) * jacobian.read.shape[-1] < jacobian.size:
         width = jacobian.read.shape[1]
         inputs, grads = jacobian.inputs[:, index % width], jacobian.grads[:, :, index // width]

@@ -2,17 +2,17 @@
 
 For a linear map inside the network, z = W a + b at T positions, the Jacobian of the outputs with
 respect to W is Σ_t g_t a_tᵀ, with a the layer's input and g the outputs' derivatives with respect
-to z. So it is kept as the pair (a, g): KFAC, closed-form variances and linearised draws all work
-on the pair, and the dense Jacobian [B, C, P] is formed only where it is the cheaper side.
+to z. So it is kept as the pair (a, g): KFAC, closed-form variances and linearised draws all use
+the pair, and the dense Jacobian [B, C, P] is formed only where it is cheaper.
 
-A product J v is made of these pairs, by reverse mode alone: no operation of a network needs a
-forward-mode rule, so there is none for whose lack a slower way would be taken without a word.
+A product J v is computed from these pairs, by reverse mode alone, so that no operation of a network needs a
+forward-mode rule.
 
 Backward passes sum over the batch, which is right where a network in evaluation mode treats points
 independently. That, and every tensor's structured form, is compared with plain reverse-mode
 derivatives at the first batch, and the reads of every weight are counted there (`models.weight_reads`):
-weights used past their module (tied, standardised, read by another layer, if only behind a gate that is
-closed at these points) would otherwise have a wrong or a zero curvature in silence.
+weights used outside their module (tied, standardised, read by another layer, even behind a gate that is
+closed at these points) would otherwise silently get a wrong or zero curvature.
 """
 
 from __future__ import annotations
@@ -49,36 +49,36 @@ Root = Callable[[Tensor], Tensor]
 CHECKED_POINTS = 2
 """Points of the first batch at which the structured forms are compared with reverse-mode derivatives."""
 MOST_HALVINGS = 9
-"""After so many the largest batch is one point."""
+"""After this many, the largest batch is one point."""
 BATCH_SHARE = 0.5
-"""Of the memory limit, for all that a batch holds; matrices of the fit take the rest."""
+"""Of the memory limit, for everything that a batch holds; matrices of the fit take the rest."""
 
 
 @dataclass(frozen=True)
 class BatchJacobians:
-    """Outputs [B, K] and, for each parameter tensor of the basis, the Jacobian of C directions of them."""
+    """Outputs [B, K], and for each parameter tensor of the basis the Jacobian of C directions of the outputs."""
 
     outputs: Tensor
     tensors: dict[str, TensorJacobian]
 
     def dense(self) -> Tensor:
-        """Every tensor side by side, [B, C, P]."""
+        """All tensors concatenated, [B, C, P]."""
         return torch.cat([j.dense() for j in self.tensors.values()], dim=-1)
 
     def jvp(self, delta: Tensor) -> Tensor:
-        """J δ for δ [P], every tensor one after the other: [B, C]."""
+        """J δ for δ [P], all tensors concatenated: [B, C]."""
         sizes = [j.size for j in self.tensors.values()]
         parts = zip(self.tensors.values(), delta.split(sizes), strict=True)
         return torch.stack([j.apply(part.unsqueeze(0)) for j, part in parts]).sum(0).squeeze(-1)
 
     def vjp(self, values: Tensor) -> Tensor:
-        """Σ_b J_bᵀ u_b for values [B, C, S], every tensor one after the other: [S, P]."""
+        """Σ_b J_bᵀ u_b for values [B, C, S], all tensors concatenated: [S, P]."""
         return torch.cat([j.vjp(values) for j in self.tensors.values()], dim=1)
 
 
 @dataclass
 class _Visit:
-    """One call of a parametrised module: its input and its output, which the graph runs through."""
+    """One call of a parametrised module: its input and its output, which is part of the graph."""
 
     inputs: Tensor
     output: Tensor
@@ -87,15 +87,19 @@ class _Visit:
 class Jacobians:
     """Jacobians of a network with respect to the parameter tensors `names`, at its trained weights.
 
-    With `chosen` [n] (places in the flattened tensor) only these weights of a tensor are in the basis.
-
     Linear and convolution layers (ungrouped, zero padding) are handled in factored form, embeddings
-    by the rows that were looked up; batch-, layer- and groupnorm from their normalised input; any
-    other parameter by reverse-mode derivatives of each point. So is one whose structured form is not
-    its derivative (the first batch shows it), or whose module the forward pass never calls through.
+    by the rows that were looked up, batch-, layer- and groupnorm by their normalised input, and any
+    other parameter by reverse-mode derivatives of each point. The latter also holds for one whose structured form is
+    not its derivative (which the first batch shows), or whose module the forward pass never calls.
 
-    Raises `RunFailed` for a network whose outputs at a point depend on the rest of the batch or differ
-    from call to call.
+    Args:
+        network: trained.
+        names: tensors of the basis; None is all.
+        chosen: places [n] in the flattened tensor of the weights in the basis, where they are not all of a tensor.
+
+    Raises:
+        RunFailed: at the first batch, if outputs at a point depend on the rest of the batch or differ from call to
+            call.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class Jacobians:
                 self._plain.add(name)
 
     def state(self) -> dict[str, Any]:
-        """What makes the same object again, with what it has learned of its layers (`posterior_store.Saves`)."""
+        """What gives the same object again, with what it has learned of its layers (see `posteriors.io.Saves`)."""
         learned = {"plain": sorted(self._plain), "positions": dict(self._positions)}
         return {"network": self.network, "names": self.names, "chosen": dict(self.chosen), **learned}
 
@@ -129,7 +133,7 @@ class Jacobians:
         return made
 
     def of(self, names: tuple[str, ...]) -> Jacobians:
-        """Those of some of the tensors, in chunks as small as memory has made these."""
+        """The Jacobians of some of the tensors, in chunks as small as these have become."""
         made = Jacobians(self.network, names, self.chosen)
         made._halvings, made._checked, made._loops = self._halvings, self._checked, self._loops
         made._plain |= self._plain & set(names)
@@ -146,17 +150,17 @@ class Jacobians:
         return "matrix" if name.endswith("weight") else "bias"
 
     def sizes(self) -> dict[str, int]:
-        """Weights of each tensor that are in the basis."""
+        """Number of weights of each tensor that are in the basis."""
         whole = self.network.parameters
         return {name: len(self.chosen[name]) if name in self.chosen else whole[name].numel() for name in self.names}
 
     def part(self, name: str, values: Tensor) -> Tensor:
-        """Those of `values`, of the tensor's shape, that belong to weights of the basis: [P_t]."""
+        """The entries of `values`, of the tensor's shape, that belong to weights of the basis: [P_t]."""
         flat = values.flatten()
         return flat[self.chosen[name].to(flat.device)] if name in self.chosen else flat
 
     def moved(self, delta: Tensor) -> dict[str, Tensor]:
-        """Parameters and buffers at w* + δ for δ [P], every tensor of the basis one after the other."""
+        """Parameters and buffers at w* + δ for δ [P], all tensors of the basis concatenated."""
         moved = {}
         for name, step in zip(self.names, delta.split(list(self.sizes().values())), strict=True):
             centre = self.network.parameters[name]
@@ -165,14 +169,14 @@ class Jacobians:
         return self.network.tensors | moved
 
     def learn_shapes(self, x: Tensor) -> None:
-        """A few points through the network: the positions of each layer (batch sizes depend on them) and the check."""
+        """Run a few points, to learn the positions of each layer (which set batch sizes) and for the check."""
         self(x[:CHECKED_POINTS])
 
     def batch_size(self, directions: int, largest: int = 512, use: Literal["any", "factors"] | int = "any") -> int:
-        """Points at once: a batch's largest array is within `FLOATS_AT_ONCE`, all of it within its share of the limit.
+        """Points per batch: its largest array is within `FLOATS_AT_ONCE`, all of it within its share of memory.
 
-        `use` says what is done with them: any (the dense Jacobian of a layer may be formed), factors
-        (that of a factored one never is), or the number of draws that are moved through them.
+        `use` says what the Jacobians are used for: any (the dense Jacobian of a layer may be formed), factors
+        (that of a factored layer is not), or the number of draws that are multiplied by them.
         """
         widest, held = self._floats_per_point(directions, use)
         points = min(largest, FLOATS_AT_ONCE // widest, memory_limit().floats(BATCH_SHARE) / held)
@@ -191,9 +195,9 @@ class Jacobians:
         return self._halvings <= MOST_HALVINGS
 
     def _floats_per_point(self, directions: int, use: Literal["any", "factors"] | int) -> tuple[int, int]:
-        """Numbers a point needs in the widest layer (its Jacobian or its factors, its patches), and in all together.
+        """Numbers per point in the widest layer (its Jacobian or factors, its patches), and in all layers together.
 
-        The derivatives of every layer's output live at once, and as many again while they are put together.
+        The derivatives of every layer's output exist at once, twice while they are stacked.
         """
         widest, held = 1, 0
         for name in self.names:
@@ -268,9 +272,9 @@ class Jacobians:
         return {name: made[name] for name in self.names}
 
     def _check(self, x: Tensor) -> None:
-        """Structured forms against reverse-mode derivatives of r_b·f(x_b), r random; those that differ go general.
+        """Compare structured forms with reverse-mode derivatives of r_b·f(x_b), r random; others become general.
 
-        Also whether each point alone gives the same outputs.
+        Also check that each point alone gives the same outputs.
         """
         module, network = self.network.module, self.network
         tensors = {n: t.detach() for n, t in network.tensors.items()}
@@ -282,9 +286,9 @@ class Jacobians:
             loose = 1e-3 if outputs.dtype != torch.float64 else 1e-8
             if outputs.dim() != 2 or not torch.allclose(outputs, alone, loose, loose * _size(outputs), equal_nan=True):
                 raise RunFailed(
-                    "this network's outputs at a point change with the rest of the batch, or from call to call, in "
-                    "evaluation mode. Then it is no function of the point, and has no curvature. Take batch statistics "
-                    "and random layers out of its evaluation mode."
+                    "In evaluation mode, a network's outputs at a point must not depend on the rest of the batch or "
+                    "change from call to call; this network's do, so it has no curvature. Remove batch statistics and "
+                    "random layers from its evaluation mode."
                 )
             directions = torch.randn(outputs.shape, generator=generator(0, "jacobian check"), dtype=torch.float64)
             directions = directions.to(outputs)
@@ -298,7 +302,7 @@ class Jacobians:
             reference = {n: torch.stack(row).unsqueeze(1) for n, row in rows.items()}  # [B, 1, P_t]
             largest = max((_size(g) for g in reference.values()), key=lambda n: math.inf if math.isnan(n) else n)
             if not math.isfinite(largest):
-                return  # nothing can be compared; the fit names the tensor
+                return  # nothing to compare with; the fit names the tensor
             self._plain |= self._read_elsewhere(x)
             again, visits = self._visited(x)
             self._plain |= {n for n in self.names if self._owners[n] not in visits}
@@ -308,7 +312,7 @@ class Jacobians:
             found_here = self._tensor(name, calls, [grads[id(v)] for v in calls]).dense()
             same_shape = found_here.shape == reference[name].shape
             error = _size(found_here - reference[name]) if same_shape else math.inf
-            # A derivative that cancels (a bias before a norm) is rounding alone: no more is asked of it.
+            # A derivative that cancels (a bias before a norm) is only rounding: it is compared loosely.
             if not error <= loose * _size(reference[name]) + 1e-3 * loose * largest:
                 self._plain.add(name)
                 self._positions.pop(name, None)
@@ -367,9 +371,9 @@ class Jacobians:
         return {n.removeprefix(prefix): t for n, t in self.network.buffers.items() if n.startswith(prefix)}
 
     def _general(self, names: list[str], x: Tensor, root: Tensor) -> dict[str, TensorJacobian]:
-        """A copy of these parameters for each point, then one backward pass a direction.
+        """A copy of these parameters for each point, then one backward pass per direction.
 
-        The points are vmapped; a network for which that is not possible (recurrent layers have no batching rule, Python
+        Points are vmapped; a network that does not support this (recurrent layers have no batching rule, Python
         branches depend on values, operations write in place) takes them one after the other.
         """
         module = self.network.module
@@ -411,7 +415,7 @@ class Jacobians:
 
 
 def _size(values: Tensor) -> float:
-    """The norm, 0 of nothing."""
+    """The norm; 0 of an empty tensor."""
     return float(values.detach().norm())
 
 

@@ -1,4 +1,4 @@
-"""The Lanczos process of symmetric matrices that are known by their products, and the largest eigenvalue from it."""
+"""The Lanczos process of symmetric matrices given by their products, and the largest eigenvalue from it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 def lanczos(product: Callable[[Tensor], Tensor], start: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Diagonal αₖ and off-diagonal βₖ, each [Q, 1], of the tridiagonal matrices from unit vectors `start` [Q, P].
 
-    `product` maps [Q, P] to [Q, P], row by row; each row may have a matrix of its own. Two vectors a row are kept and
-    none is orthogonalised again: eigenvalues may then come twice, which moves neither the largest one nor the
-    quadrature of a function. A row whose space is used up gives βₖ = 0; the process ends when all are.
+    `product` maps [Q, P] to [Q, P], row by row; each row may have its own matrix. Two vectors per row are kept, without
+    reorthogonalisation: eigenvalues may then appear twice, which affects neither the largest one nor the
+    quadrature of a function. A row whose Krylov space is exhausted gives βₖ = 0; the process ends when all are.
     """
     v = start
     before, last = torch.zeros_like(v), torch.zeros(len(v), 1).to(v)
@@ -26,7 +26,7 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor) -> Iterator[tupl
         w = w - alpha * v
         norm = w.norm(dim=1, keepdim=True)
         scale = torch.maximum(scale, alpha.abs() + last)
-        # Below √eps of the matrix's scale it is rounding: the row's space is used up.
+        # Below √eps of the matrix's scale it is rounding: the row's Krylov space is exhausted.
         last = torch.where(norm > torch.finfo(v.dtype).eps ** 0.5 * scale, norm, torch.zeros_like(norm))
         before, v = v, torch.where(last > 0, w / last, torch.zeros_like(w))
         yield alpha, last
@@ -37,11 +37,11 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor) -> Iterator[tupl
 def largest_eigenvalue(
     product: Callable[[Tensor], Tensor], start: Tensor, steps: int = 20, tolerance: float = 0.01
 ) -> Tensor:
-    """The largest |eigenvalue| that the Lanczos process sees from each row of `start` [Q, P], [Q] float64.
+    """The largest |eigenvalue| that the Lanczos process finds from each row of `start` [Q, P], [Q] float64.
 
-    An estimate from below. It ends after `steps` products, or when two of them in a row have raised no estimate by
-    more than `tolerance` of it: for curvatures of networks, whose largest eigenvalues stand alone, after some six to
-    ten, where the power iteration takes twice as many. Not finite where a product is not.
+    A lower bound. The process ends after `steps` products, or when two in a row have raised no estimate by
+    more than `tolerance` (relative): for curvatures of networks, whose largest eigenvalues are well separated, after
+    six to ten, where the power iteration takes twice as many. NaN where a product is not finite.
     """
     start = start / start.norm(dim=1, keepdim=True)
     alphas: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""What layers read and how their derivatives lie, so that a Jacobian can be kept as a pair of both.
+"""Inputs and output derivatives of layers, in the shapes in which a Jacobian is kept as a pair of both.
 
 Letters: B points, C directions of the outputs, T positions, a weight of o × d numbers.
 """
@@ -15,7 +15,7 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 
 def has_structure(owner: nn.Module) -> bool:
-    """Whether this is a layer whose Jacobian has a form of its own (as its class says; the first batch checks it)."""
+    """Whether the layer's class has a structured Jacobian (the first batch verifies it)."""
     if isinstance(owner, nn.Conv2d):
         return owner.groups == 1 and owner.padding_mode == "zeros"
     if isinstance(owner, nn.Embedding):
@@ -25,7 +25,7 @@ def has_structure(owner: nn.Module) -> bool:
 
 
 def read_by(owner: nn.Module, inputs: Tensor) -> Tensor | Patches:
-    """What a linear or convolution layer reads at each position, [B, d, T]."""
+    """The inputs of a linear or convolution layer at each position, [B, d, T]."""
     if isinstance(owner, nn.Conv2d):
         return patches_of(owner, inputs)
     return inputs.reshape(len(inputs), -1, inputs.shape[-1]).mT

@@ -1,10 +1,12 @@
 """H = Σ_n J_nᵀ J_n of a network of linear layers, summed layer pair by layer pair without the rows of J.
 
-With one position a layer the Jacobian of direction c is g_c aᵀ, so that the block of two layers is
+With one position per layer the Jacobian of direction c is g_c aᵀ, so that the block of two layers is
 
     H_ij = Σ_n (Σ_c g_ic g_jcᵀ) ⊗ (a_i a_jᵀ),
 
-P_i P_j products a point where the rows of J take C P_i P_j. Letters: B points, C directions, a weight of o × d numbers.
+P_i P_j products per point where the rows of J take C P_i P_j.
+
+Letters: B points, C directions, a weight of o × d numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Piece:
 
 
 def pieces_of(tensors: Mapping[str, TensorJacobian]) -> list[Piece]:
-    """Every tensor's factors, float64. One without (a bias, a convolution) joins as a layer with the input 1."""
+    """Every tensor's factors, float64. One without factors (a bias, a convolution) is a layer with the input 1."""
     made, first = [], 0
     for jacobian in tensors.values():
         if (pair := one_position(jacobian)) is None:
@@ -51,9 +53,9 @@ def pieces_of(tensors: Mapping[str, TensorJacobian]) -> list[Piece]:
 
 
 def pays(jacobians: Iterable[TensorJacobian]) -> bool:
-    """Whether pairs of layers need less work than the rows of J, half of whose products symmetry saves.
+    """Whether pairs of layers need less work than the rows of J, of whose products symmetry saves half.
 
-    At each point all pairs of outputs are summed over directions and put into fresh memory; the rest is P²/2 products.
+    At each point all pairs of outputs are summed over directions into fresh memory; the rest is P²/2 products.
     """
     outputs = size = directions = 0
     for jacobian in jacobians:
@@ -65,7 +67,7 @@ def pays(jacobians: Iterable[TensorJacobian]) -> bool:
 
 
 class PairSums:
-    """The sums so far, one matrix [o_i o_j, d_i d_j] a pair of tensors i ≥ j (of i = j the lower half of o, o')."""
+    """Running sums, one matrix [o_i o_j, d_i d_j] per pair of tensors i ≥ j (for i = j the lower half of o, o')."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, int], Tensor] = {}
@@ -98,7 +100,7 @@ class PairSums:
                 self._sums[i, j].addmm_(outputs.T, inputs)
 
     def matrix(self) -> Tensor:
-        """H [P, P], float64; the sums are given up on the way."""
+        """H [P, P], float64; frees the sums."""
         last = self._pieces[-1]
         total = last.inputs.new_empty(last.first + last.size, last.first + last.size)
         for i, left in enumerate(self._pieces):

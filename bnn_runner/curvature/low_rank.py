@@ -1,8 +1,8 @@
-"""Low-rank curvature: the leading eigenpairs of the GGN, H ≈ Σ_{i≤r} s_i v_i v_iᵀ; elsewhere the prior stands alone.
+"""Low-rank curvature: the leading eigenpairs of the GGN, H ≈ Σ_{i≤r} s_i v_i v_iᵀ; elsewhere only the prior remains.
 
-What is dropped, D = H − H_r, is positive semidefinite on either way that H_r is found, so the posterior is
+What is dropped, D = H − H_r, is positive semidefinite for both ways of computing H_r, so the posterior is
 never too narrow, and its evidence is too high by at most ½ log det(I + Λ^{-½} D Λ^{-½}), which is at
-most ½ d log(1 + tr D/(λ d)) with d the rank that D can have and λ the smallest precision.
+most ½ d log(1 + tr D/(λ d)) with d the largest possible rank of D and λ the smallest precision.
 """
 
 from __future__ import annotations
@@ -24,18 +24,23 @@ from bnn_runner.rng import generator
 from bnn_runner.runtime.memory import LARGEST_BYTES, memory_limit
 
 NEGLIGIBLE_NATS = 1e-3
-"""An evidence that is too high by less is not told of."""
+"""Error of the evidence below which there is no note."""
 EXACT_UP_TO = 3000
 """Rows of the full curvature's smaller side up to which it is decomposed as a whole."""
 OVERSAMPLED, MOST_PASSES, ENOUGH = 10, 8, 1e-3
-"""Of the iteration: directions beside the rank, passes over the data, and growth of the kept trace that ends it."""
+"""Of the iteration: directions beyond the rank, most passes over the data, and growth of the kept trace to stop at."""
 
 
 @dataclass(frozen=True)
 class LowRankCurvature:
-    """`inner` has the rows √s_i v_iᵀ [r, P] of H_r; `trace` is that of H, `most` the rank that H can have.
+    """The leading eigenpairs of H.
 
-    `passes` over the data found it (0: by a whole decomposition, exactly).
+    Attributes:
+        inner: with the rows √s_i v_iᵀ [r, P] of H_r.
+        trace: of H.
+        most: largest possible rank of H.
+        passes: over the data in the iteration; 0 for an exact decomposition.
+        growth: of the kept trace in the last pass.
     """
 
     inner: FullCurvature
@@ -69,7 +74,7 @@ class LowRankCurvature:
         dropped = max(0.0, self.trace - kept)
         rest = max(1, self.most - (0 if self.passes else self.rank))
         bound = 0.5 * rest * math.log1p(dropped / (float(precisions.min()) * rest))
-        report = {
+        facts = {
             "rank": self.rank,
             "rank_of_curvature_at_most": self.most,
             "trace_kept": kept / self.trace if self.trace > 0 else 1.0,
@@ -79,25 +84,35 @@ class LowRankCurvature:
         notes = []
         if self.rank < self.most and bound > NEGLIGIBLE_NATS:
             notes.append(
-                f"low rank: {self.rank} of at most {self.most:,} eigenvalues of the curvature, "
-                f"{report['trace_kept']:.4g} of its trace; what is dropped makes the posterior wider, never narrower, "
+                f"low rank: {self.rank} of at most {self.most:,} eigenvalues of the curvature are kept, "
+                f"{facts['trace_kept']:.4g} of its trace; without the others the posterior is wider, never narrower, "
                 f"and the evidence too high by at most {bound:.3g} nats"
             )
         if self.growth > ENOUGH:
             notes.append(
-                f"low rank: the kept trace still grew by {self.growth:.2g} of itself in the last of {self.passes} "
-                "passes; the eigenpairs are not settled (the bound holds all the same)"
+                f"low rank: the eigenpairs have not converged: the last of {self.passes} passes still added "
+                f"{self.growth:.2g} of the kept trace (the bound holds nevertheless)"
             )
-        return report, notes
+        return facts, notes
 
 
 def fit_low_rank(jacobians: Jacobians, batches: Pass, num_rows: int, rank: int, repairs: Repairs) -> LowRankCurvature:
-    """The `rank` leading eigenpairs of H, or as many as H can have.
+    """The `rank` leading eigenpairs of H, or as many as H has.
 
-    Exactly, from the full curvature, where its smaller side is small. Else by subspace iteration with a
-    Nyström approximation at its end, H_r = H Q (QᵀHQ)⁺ QᵀH cut to its leading r eigenpairs, which is never larger
+    Exact, from the full curvature, where its smaller side is small. Otherwise by subspace iteration with a
+    final Nyström approximation, the r leading eigenpairs of H Q (QᵀHQ)⁺ QᵀH, which is never larger
     than H (Halko, Martinsson & Tropp 2011; Gittens & Mahoney 2016): one pass over the data for each product
-    with H. Raises `RunFailed` where the eigenvectors would not fit in memory.
+    with H.
+
+    Args:
+        jacobians: of the weights of the basis.
+        batches: starts a pass over the training set.
+        num_rows: M = N·C.
+        rank: r.
+        repairs: counts numerical repairs.
+
+    Raises:
+        RunFailed: the eigenvectors would not fit in memory, or H is not finite.
     """
     total = sum(jacobians.sizes().values())
     most = min(total, num_rows)
@@ -112,7 +127,7 @@ def fit_low_rank(jacobians: Jacobians, batches: Pass, num_rows: int, rank: int, 
     memory_limit().reserve(
         f"the search for {rank} eigenvectors of {total:,} weights",
         4 * 8 * width * total,
-        "Lower method.rank, or take method.structure=kfac or diag.",
+        "Lower method.rank, or use method.structure=kfac or diag.",
     )
     device = jacobians.network.parameters[jacobians.names[0]].device
     start = torch.randn(total, width, generator=generator(0, "low rank"), dtype=torch.float64)
@@ -130,7 +145,7 @@ def fit_low_rank(jacobians: Jacobians, batches: Pass, num_rows: int, rank: int, 
 
 
 def _rows(jacobians: Jacobians, rows: Tensor, repairs: Repairs) -> FullCurvature:
-    """The curvature that has these rows."""
+    """The curvature with these rows."""
     dtype = jacobians.network.parameters[jacobians.names[0]].dtype
     return FullCurvature(rows.contiguous(), None, jacobians.sizes(), dtype, repairs)
 
@@ -142,10 +157,10 @@ def _product(jacobians: Jacobians, batches: Iterator[BatchJacobians], directions
     for batch in batches:
         parts = [q.T.contiguous().to(batch.outputs) for q in directions.split(sizes)]
         tensors = list(batch.tensors.values())
-        pushed = torch.stack([j.apply(q) for j, q in zip(tensors, parts, strict=True)]).sum(0)  # [B, C, b]
+        moved = torch.stack([j.apply(q) for j, q in zip(tensors, parts, strict=True)]).sum(0)  # J Q, [B, C, b]
         for name, j, into in zip(jacobians.names, tensors, product.split(sizes), strict=True):
             rows = wide(checked(j.dense().flatten(0, 1), name))
-            into += rows.T @ pushed.flatten(0, 1)
+            into += rows.T @ moved.flatten(0, 1)
             trace += float(rows.square().sum())
     return product, trace
 

@@ -1,12 +1,12 @@
 """Curvature of −log p in the outputs, as a root R_n [K, C] with R_n R_nᵀ = B_n (or an estimate of it).
 
-The curvature of the weights is then Σ_n J_nᵀ R_n R_nᵀ J_n, whichever root is taken:
+The curvature of the weights is then Σ_n J_nᵀ R_n R_nᵀ J_n, for any of these roots:
 
 - ggn: the exact B_n = −∂² log p / ∂f², from the likelihood (K or K − 1 columns).
 - mc_fisher: M columns g(y_m)/√M with y_m ~ p(y | f_n) and g the score ∂ log p / ∂f; its expectation is
   the Fisher, which equals B_n for these likelihoods (Kunstner et al. 2019). M backward passes
-  a batch instead of K, so it is what makes many classes affordable.
-- empirical_fisher: the one column g(y_n) at the observed target. Cheap, and no estimate of B_n.
+  per batch instead of K make many classes affordable.
+- empirical_fisher: one column g(y_n) at the observed target. Cheap, but not an estimate of B_n.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ OutputCurvatureKind = Literal["ggn", "mc_fisher", "empirical_fisher"]
 
 
 def samples_problems(kind: OutputCurvatureKind, samples: int) -> list[str]:
-    """Why `method.fisher_samples` cannot be, or would be ignored."""
+    """What is wrong with `method.fisher_samples`, or why it would be ignored."""
     if samples < 1:
-        return [f"method.fisher_samples={samples} samples nothing. It must be 1 or more."]
+        return [f"method.fisher_samples must be at least 1; got {samples}."]
     if samples > 1 and kind != "mc_fisher":
         return [
-            f"method.fisher_samples={samples} would be ignored under method.curvature={kind}. "
-            "Use method.curvature=mc_fisher with it, or drop it."
+            f"method.fisher_samples={samples} requires method.curvature=mc_fisher; got {kind}. "
+            "Set method.curvature=mc_fisher, or remove method.fisher_samples."
         ]
     return []
 
@@ -43,21 +43,21 @@ class _MeanVariance(Protocol):
 
 @dataclass(frozen=True)
 class OutputCurvature:
-    """Which root is taken; `samples` is M of the Monte-Carlo Fisher, drawn once a point from `seed`."""
+    """Which root is used; `samples` is M of the Monte Carlo Fisher, drawn once per point from `seed`."""
 
     kind: OutputCurvatureKind = "ggn"
     samples: int = 1
     seed: int = 0
 
     def columns(self, task: Task, network: Network) -> int:
-        """C, the number of backward passes that a batch costs."""
+        """C, the number of backward passes per batch."""
         if self.kind == "ggn":
             x, _ = task.train.gather(torch.arange(1))
             return int(network.likelihood.curvature_root(network(x)).shape[-1])
         return self.samples if self.kind == "mc_fisher" else 1
 
     def uniforms(self, task: Task) -> Tensor | None:
-        """Numbers in (0, 1), [N, M, K or 1], that the sampled targets come from: one set a fit, however it is cut."""
+        """Numbers in (0, 1), [N, M, K or 1], for the sampled targets: the same for any batch size."""
         if self.kind != "mc_fisher":
             return None
         width = 1 if task.spec.kind == "classification" else task.spec.num_outputs
@@ -66,7 +66,7 @@ class OutputCurvature:
         return torch.rand(shape, generator=generator(self.seed, "fisher"), dtype=torch.float64).clamp_min(tiny)
 
     def root(self, likelihood: Likelihood, outputs: Tensor, y: Tensor, uniforms: Tensor | None) -> Tensor:
-        """R [B, K, C] at outputs [B, K] and targets y; `uniforms` [B, M, ·] are those of these points."""
+        """R [B, K, C] at outputs [B, K] and targets y; `uniforms` [B, M, ·] belong to these points."""
         if self.kind == "ggn":
             return likelihood.curvature_root(outputs)
         if uniforms is None:
@@ -85,7 +85,7 @@ def _score(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def _sampled(likelihood: Likelihood, outputs: Tensor, u: Tensor) -> Tensor:
-    """Targets ~ p(y | outputs [..., B, K]) by the inverse of the distribution function at u [..., B, K or 1]."""
+    """Targets ~ p(y | outputs [..., B, K]) by the inverse distribution function at u [..., B, K or 1]."""
     u = u.to(outputs.device)
     if isinstance(likelihood, Categorical):
         below = torch.softmax(outputs.to(u.dtype), dim=-1).cumsum(-1)[..., :-1] < u

@@ -1,4 +1,4 @@
-"""Which weights the posterior is over, and which are held at MAP by kind."""
+"""Which weights the posterior is over, and which are held at MAP by their kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ _TABLES = ("token", "position", "embed")
 
 @dataclass(frozen=True)
 class Basis:
-    """Tensors of the posterior by name, in words, how every other tensor is treated, and what is to be told."""
+    """The tensors that the posterior is over.
+
+    Attributes:
+        names: of the tensors.
+        described: the same in words.
+        treatment: of every other tensor.
+        notes: for a reader.
+    """
 
     names: tuple[str, ...]
     described: str
@@ -35,11 +42,11 @@ class Basis:
 def kinds_of(module: nn.Module, name: str) -> frozenset[HeldKind]:
     """The kinds that a parameter belongs to; mostly none, sometimes two (a bias of an attention projection).
 
-    norm: scale and shift of torch's normalisation layers, and all of a module whose class is called
-    ...Norm. bias: a tensor called bias or ..._bias elsewhere. embedding: the tables of torch's
-    embeddings, all within a module whose class is called ...Embedding, and a learned token or
-    position by its own name. attention: all within torch's multi-head attention, or a module whose
-    class is called ...Attention.
+    norm: scale and shift of torch's normalisation layers, and all of a module whose class name ends with
+    Norm. bias: a tensor called bias or ..._bias elsewhere. embedding: the tables of torch's
+    embeddings, all within a module whose class name ends with Embedding, and learned tokens or
+    positions by their names. attention: all within torch's multi-head attention, or a module whose
+    class name ends with Attention.
     """
     place, _, last = name.rpartition(".")
     steps = place.split(".") if place else []
@@ -62,8 +69,14 @@ def _called(module: nn.Module, *ends: str) -> bool:
     return type(module).__name__.endswith(ends)
 
 
-def basis(network: Network, task: Task, weights: Literal["all", "last_layer"], hold: Sequence[HeldKind]) -> Basis:
-    """The weights asked for, less those of the kinds in `hold`. Raises `RunFailed` where none is left."""
+def select_basis(
+    network: Network, task: Task, weights: Literal["all", "last_layer"], hold: Sequence[HeldKind]
+) -> Basis:
+    """All weights or those of the last layer, without those of the kinds in `hold`.
+
+    Raises:
+        RunFailed: no weight is left.
+    """
     names = tuple(network.parameters)
     if weights == "last_layer":
         x, _ = task.train.gather(torch.arange(min(2, len(task.train))))
@@ -78,15 +91,22 @@ def basis(network: Network, task: Task, weights: Literal["all", "last_layer"], h
             if held:
                 described += f"{' and' if ' but' in described else ' but'} {kind}"
             else:
-                notes.append(f"method.hold={kind}: no weight of the basis is of that kind")
+                notes.append(f"method.hold={kind}: the network has no such weights among those of method.weights")
     left = tuple(name for name in names if not kinds[name] & set(hold))
     if not left:
-        raise RunFailed("no weight is left for the posterior: method.weights and method.hold hold all of them at MAP.")
+        raise RunFailed(
+            "The posterior requires at least one weight; method.weights and method.hold hold all of them at MAP. "
+            "Remove a kind from method.hold."
+        )
     return Basis(left, described, treatment, tuple(notes))
 
 
 def last_layer_names(network: Network, x: Tensor) -> tuple[str, ...]:
-    """The parameters of the linear layer whose outputs are the network's. Raises `RunFailed` where there is none."""
+    """The parameters of the linear layer whose outputs are the network's.
+
+    Raises:
+        RunFailed: there is no such layer, or it shares weights with another one.
+    """
     called: list[tuple[nn.Module, Tensor]] = []
     handles = [
         m.register_forward_hook(lambda m, _, output: called.append((m, output)))
@@ -102,14 +122,15 @@ def last_layer_names(network: Network, x: Tensor) -> tuple[str, ...]:
     ends = [m for m, output in called if output.shape == outputs.shape and torch.equal(output, outputs)]
     if not ends:
         raise RunFailed(
-            "this network does not end in a linear layer, so there is no last-layer posterior. Use method.weights=all."
+            "method.weights=last_layer requires a network that ends in a linear layer, which this one does not. Use "
+            "method.weights=all."
         )
     place = next(n for n, m in network.module.named_modules() if m is ends[-1])
     prefix = f"{place}." if place else ""
     names = tuple(f"{prefix}{n}" for n, _ in ends[-1].named_parameters())
     if not set(names) <= set(network.parameters):
         raise RunFailed(
-            f"the last layer ({place}) shares weights with another one, so it has no posterior of its own. "
-            "Use method.weights=all."
+            f"method.weights=last_layer requires a last layer with its own weights; {place} shares them with another "
+            "layer. Use method.weights=all."
         )
     return names

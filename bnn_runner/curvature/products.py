@@ -1,4 +1,4 @@
-"""Single products with the Jacobian, J v and Jᵀu, at the cost of a few passes through the network whatever K is."""
+"""Single products with the Jacobian, J v and Jᵀu, for a few passes through the network, independent of K."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bnn_runner.runtime.torch_state import evaluation_mode, plain_attention
 class Differentiated:
     """The outputs at x [B, ...] with their graph in the tensors of the basis, in evaluation mode.
 
-    Jᵀu is one backward pass. J v is two: u ↦ Jᵀu is linear, so the derivative of vᵀJᵀu in u is J v. Only
-    reverse-mode rules are needed, which every operation that can be trained has.
+    Jᵀu takes one backward pass, J v two: u ↦ Jᵀu is linear, so the derivative of vᵀJᵀu in u is J v. Only
+    reverse-mode rules are needed, which every trainable operation has.
     """
 
     def __init__(self, jacobians: Jacobians, x: Tensor) -> None:
@@ -34,17 +34,17 @@ class Differentiated:
         parts = vector.to(self._outputs).split(list(self._jacobians.sizes().values()))
         with torch.enable_grad():
             probe = torch.zeros_like(self._outputs, requires_grad=True)
-            grads = self._pulled(probe, create_graph=True)
+            grads = self._vjp_by_tensor(probe, create_graph=True)
             total = torch.stack([g @ part for g, part in zip(grads, parts, strict=True)]).sum()
             return torch.autograd.grad(total, probe, retain_graph=True)[0]
 
     def vjp(self, values: Tensor) -> Tensor:
         """Σ_b J_bᵀ u_b for values [B, C]: [P]."""
         with torch.enable_grad():
-            return torch.cat(self._pulled(values.to(self._outputs), create_graph=False))
+            return torch.cat(self._vjp_by_tensor(values.to(self._outputs), create_graph=False))
 
-    def _pulled(self, values: Tensor, create_graph: bool) -> list[Tensor]:
-        """Jᵀu of each tensor, of the weights in the basis: [P_t]."""
+    def _vjp_by_tensor(self, values: Tensor, create_graph: bool) -> list[Tensor]:
+        """Jᵀu of each tensor, for its weights in the basis: [P_t]."""
         grads = torch.autograd.grad(
             self._outputs, self._tensors, values, retain_graph=True, create_graph=create_graph, materialize_grads=True
         )

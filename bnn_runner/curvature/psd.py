@@ -1,4 +1,4 @@
-"""Symmetric matrices in float64: eigendecompositions and Cholesky factors that say what they repaired."""
+"""Symmetric matrices in float64: eigendecompositions and Cholesky factors that count their repairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from bnn_runner.errors import RunFailed
 
 STRIP = 384
-"""Columns of a strip of a Gram matrix: wide enough for full speed."""
+"""Columns of a strip of a Gram matrix, wide enough for full speed."""
 
 
 class Repairs(Counter[str]):
@@ -20,12 +20,12 @@ class Repairs(Counter[str]):
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float64; on the CPU where the device has none (MPS)."""
+    """In float64; moved to the CPU where the device does not support it (MPS)."""
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def gram(rows: Tensor) -> Tensor:
-    """RᵀR of rows [M, P], [P, P]; a large one in strips from the diagonal down, which saves nearly half the work."""
+    """RᵀR of rows [M, P]: [P, P]; a large one in strips from the diagonal down, which saves nearly half the work."""
     size = rows.shape[1]
     if rows.device.type != "cpu" or size < 2 * STRIP:
         return rows.T @ rows
@@ -33,7 +33,7 @@ def gram(rows: Tensor) -> Tensor:
 
 
 def add_gram(total: Tensor, rows: Tensor) -> Tensor:
-    """Adds RᵀR of rows [M, P] to `total` [P, P]: to its lower triangle, and to some of the upper one."""
+    """Add RᵀR of rows [M, P] to `total` [P, P]: to its lower triangle, and to parts of the upper one."""
     size = len(total)
     for first in range(0, size, STRIP):
         last = min(first + STRIP, size)
@@ -42,7 +42,7 @@ def add_gram(total: Tensor, rows: Tensor) -> Tensor:
 
 
 def mirrored(lower: Tensor) -> Tensor:
-    """The matrix itself, its upper triangle overwritten by the lower one, tile by tile (a whole strip is slower)."""
+    """The same matrix with its upper triangle overwritten by the lower one, tile by tile (whole strips are slower)."""
     size = len(lower)
     for first in range(0, size, STRIP):
         last = min(first + STRIP, size)
@@ -52,12 +52,12 @@ def mirrored(lower: Tensor) -> Tensor:
 
 
 def checked(matrix: Tensor, name: str) -> Tensor:
-    """The matrix, if all its numbers are finite; otherwise an error that names the tensor."""
-    # A finite sum has no such number in it, and costs a quarter of a look at each.
+    """The same matrix. Raises `RunFailed` naming the tensor where a number is not finite."""
+    # A finite sum has only finite terms, and costs a quarter of checking each.
     if not bool(torch.isfinite(matrix.sum())) and not bool(torch.isfinite(matrix).all()):
         raise RunFailed(
-            f"the curvature of {name} holds NaN or infinity. The network's outputs or their derivatives are not finite "
-            "there. Lower schedule.lr, or look at the training curve in history.csv."
+            f"the curvature of {name} must be finite, but it contains NaN or infinity: the network's outputs or their "
+            "derivatives are not finite. Lower schedule.lr, and check the training curve in history.csv."
         )
     return matrix
 
@@ -65,12 +65,15 @@ def checked(matrix: Tensor, name: str) -> Tensor:
 def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
     """Eigenvalues (ascending, negative ones set to 0) and eigenvectors of a positive semidefinite matrix.
 
-    Where the device's solver fails or has no memory, the CPU's is tried, and counted. Rounding leaves small negative
-    eigenvalues, which are set to zero; one below −1e-5 of the largest, more than float32 sums explain, is counted.
-    Weights without curvature (rows of zeros: units that no point reaches) are eigenvectors themselves and not given to
-    the solver, which now and then fails among many of them. Raises `RunFailed` where the CPU's fails too.
+    Where the device's solver fails or runs out of memory, the CPU's is used, and counted. Small negative eigenvalues by
+    rounding are set to zero; one below −1e-5 of the largest, more than float32 sums explain, is counted.
+    Weights without curvature (rows of zeros: units that no point reaches) are eigenvectors themselves and are not
+    passed to the solver, which occasionally fails with many of them.
+
+    Raises:
+        RunFailed: the matrix is not finite, or the CPU's solver fails too.
     """
-    matrix = checked(wide(matrix), name)  # the solver reads the lower triangle alone: rounding above it is of no matter
+    matrix = checked(wide(matrix), name)  # the solver reads the lower triangle only
     reached = matrix.diagonal() != 0
     count = int(reached.sum())
     if count == len(matrix):
@@ -90,7 +93,7 @@ def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
 
 
 def _on_device_or_cpu(matrix: Tensor, name: str, kind: Literal["eigh", "cholesky_ex"], repairs: Repairs) -> Any:
-    """Both results of `torch.linalg`'s function, on the matrix's device; made on the CPU where that fails."""
+    """Both results of a `torch.linalg` function, on the matrix's device; computed on the CPU where that fails."""
     solve: Any = getattr(torch.linalg, kind)
     try:
         first, second = solve(matrix)
@@ -106,16 +109,16 @@ def _on_device_or_cpu(matrix: Tensor, name: str, kind: Literal["eigh", "cholesky
             repairs["eigh_by_svd"] += 1
             return tuple(t.to(matrix.device) for t in found)
         raise RunFailed(
-            f"the decomposition of {name} fails on the CPU too ({error}). Its entries may span too many orders of "
-            "magnitude. Raise the prior precision, or take method.structure=diag."
+            f"Could not decompose {name}, on the CPU either ({error}). Its entries may span too many orders of "
+            "magnitude. Raise the prior precision, or use method.structure=diag."
         ) from error
 
 
 def _by_singular_values(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Ascending eigenvalues and eigenvectors of a symmetric matrix by another solver, None if it fails.
+    """Ascending eigenvalues and eigenvectors of a symmetric matrix by another solver; None if it fails.
 
-    A singular value is the eigenvalue but for its sign, by which left and right vectors differ (a positive and a
-    negative eigenvalue of one size apart, which no curvature has).
+    A singular value is the absolute eigenvalue, and left and right vectors differ by its sign (except for pairs of a
+    positive and a negative eigenvalue of equal size, which no curvature has).
     """
     lower = matrix.tril()
     try:
@@ -127,7 +130,7 @@ def _by_singular_values(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def cholesky(matrix: Tensor, name: str, repairs: Repairs) -> Tensor:
-    """Lower Cholesky factor in float64, with jitter 1e-10, 1e-8, 1e-6 of the mean diagonal if it takes that.
+    """Lower Cholesky factor in float64, with jitter 1e-10, 1e-8, 1e-6 of the mean diagonal if necessary.
 
     Where the device's solver fails or has no memory, the CPU's is tried, and counted.
 
@@ -144,16 +147,15 @@ def cholesky(matrix: Tensor, name: str, repairs: Repairs) -> Tensor:
             return factor
     smallest = float(torch.linalg.eigvalsh(matrix)[0])
     raise RunFailed(
-        f"the posterior precision of {name} is not positive definite (smallest eigenvalue {smallest:.3g}). "
-        "The prior is too weak for the curvature's rounding. Raise the prior precision."
+        f"the posterior precision of {name} must be positive definite; its smallest eigenvalue is {smallest:.3g}. The "
+        "prior is too weak compared with the curvature's rounding error. Raise the prior precision."
     )
 
 
 def log_det(matrix: Tensor, name: str, repairs: Repairs) -> Tensor:
     """Log det of a positive definite matrix, differentiable once: d log det M = tr(M⁻¹ dM).
 
-    Both by the one Cholesky factor of `cholesky`; differentiating through the factorisation itself costs
-    three times as much.
+    Both use the same Cholesky factor; differentiating through the factorisation costs three times as much.
     """
     value: Tensor = _LogDet.apply(matrix, cholesky(matrix.detach(), name, repairs))
     return value

@@ -16,9 +16,9 @@ from bnn_runner.tasks import Task
 def sharpness(network: Network, task: Task, points: int = 256, steps: int = 20, tolerance: float = 0.01) -> float:
     """The largest |eigenvalue| of the Hessian of mean −log p over the first `points` training points, nats.
 
-    By at most `steps` Lanczos steps with exact Hessian-vector products (two backward passes each), norm layers in
-    evaluation mode; a lower bound that ends where it hardly moves (`largest_eigenvalue`). Gradient descent with
-    momentum β is stable up to a learning rate of 2(1+β) over it. Each tensor of the prior adds at most its λ/N.
+    Computed by at most `steps` Lanczos steps with exact Hessian-vector products (two backward passes each), in
+    evaluation mode; a lower bound (see `largest_eigenvalue`). Gradient descent with momentum β is stable up to a
+    learning rate of 2(1+β) divided by it. The prior adds at most λ/N.
     """
     x, y = task.train.gather(torch.arange(min(points, len(task.train))))
     assert y is not None

@@ -1,5 +1,6 @@
-"""Which single weights a posterior is over, where it is not over all (Daxberger et al. 2021, Bayesian deep learning
-via subnetwork inference): those of largest marginal variance under a diagonal Laplace, or some at random.
+"""Selecting single weights for a posterior (Daxberger et al. 2021, Bayesian deep learning via subnetwork inference).
+
+They are those of largest marginal variance under a diagonal Laplace, or random ones.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ Select = Literal["largest_variance", "random"]
 
 @dataclass(frozen=True)
 class Chosen:
-    """Places of the chosen weights in each flattened tensor that has some, how many there were, and what to tell."""
+    """The selected weights.
+
+    Attributes:
+        places: of the weights in each flattened tensor that has some.
+        candidates: number of weights that they were selected from.
+        never_reached: candidates without influence on the outputs at training points, which are never selected.
+    """
 
     places: Mapping[str, Tensor]
     candidates: int
@@ -32,9 +39,10 @@ class Chosen:
 
 
 def candidate_names(network: Network, modules: Sequence[str]) -> tuple[str, ...]:
-    """Tensors of the named modules (or tensors) and of what is inside them; all tensors where none is named.
+    """Tensors of the named modules (or tensors) and of their submodules; all tensors where none is named.
 
-    Raises `RunFailed` for a name that the network does not have.
+    Raises:
+        RunFailed: the network does not have a name.
     """
     if not modules:
         return tuple(network.parameters)
@@ -44,15 +52,15 @@ def candidate_names(network: Network, modules: Sequence[str]) -> tuple[str, ...]
         known = dict.fromkeys(n.rpartition(".")[0] or n for n in network.parameters)
         near = did_you_mean(unknown[0], list(known))
         raise RunFailed(
-            f"method.modules names {', '.join(unknown)}, which this network does not have (or which has no trainable "
-            f"weight).{near} Its modules: {', '.join(known)}."
+            f"method.modules must name modules with trainable weights; unknown: {', '.join(unknown)}.{near} "
+            f"The network has: {', '.join(known)}."
         )
     found = {n for names in inside.values() for n in names}
     return tuple(n for n in network.parameters if n in found)
 
 
 def count(size: int | float | None, candidates: int) -> int:
-    """How many of so many candidates `size` asks for: a number of weights, a share below 1, or all (None)."""
+    """The number of weights to select: `size` itself, a share of the candidates (below 1), or all (None)."""
     if size is None:
         return candidates
     return min(candidates, size if isinstance(size, int) else max(1, round(size * candidates)))
@@ -66,11 +74,22 @@ def choose(
     diagonal: Mapping[str, Tensor] | None,
     seed: int,
 ) -> Chosen:
-    """The weights of the basis. `diagonal` has H_jj of each tensor [P_t], for largest_variance; seed is for random.
+    """The weights of the basis.
 
     The marginal variance of weight j is 1/(H_jj + λ_j) with λ of the training prior. A weight with
-    H_jj = 0 (behind a dead pixel or unit) has the largest of all and moves no training output, so it
-    would take a place and do nothing: those are left out, and counted.
+    H_jj = 0 (behind a dead pixel or unit) has the largest of all but no influence on any training output, so such
+    weights are left out, and counted.
+
+    Args:
+        network: with the training prior.
+        names: tensors of the candidates.
+        size: as in `count`.
+        select: largest_variance or random.
+        diagonal: H_jj of each tensor, [P_t], for largest_variance.
+        seed: for random.
+
+    Raises:
+        RunFailed: no candidate has an influence on the outputs.
     """
     sizes = [network.parameters[n].numel() for n in names]
     total = sum(sizes)
@@ -88,7 +107,10 @@ def choose(
         order = torch.argsort(torch.where(reached, curvature + precision, torch.inf), stable=True)
         wanted = min(wanted, total - never)
     if not wanted:
-        raise RunFailed("no weight is left for the posterior: no output of a training point changes with any of them.")
+        raise RunFailed(
+            "The posterior requires at least one weight with influence on an output at a training point; none of the "
+            "candidates has any. Use another method.modules, or train the network."
+        )
     mask = torch.zeros(total, dtype=torch.bool)
     mask[order[:wanted]] = True
     device = network.parameters[names[0]].device

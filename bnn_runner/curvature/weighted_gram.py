@@ -13,15 +13,15 @@ from torch import Tensor
 from bnn_runner.curvature.jacobian_forms import FLOATS_AT_ONCE, FLOATS_CACHED, OuterProductJacobian, TensorJacobian
 
 FRESH = 100
-"""Products that cost as much as putting a number into fresh memory and reading it again."""
+"""Products that cost as much as writing a number to fresh memory and reading it again."""
 
 
 def weighted_gram(jacobian: OuterProductJacobian, scale: Tensor) -> Tensor:
     """Σ_od J_cod J_kod s_od² at each point, [B, C, C], for `scale` s [o, d].
 
-    By whichever order of sums needs less work. One position: Σ_o g_co g_ko Σ_d s² a². Few positions beside
+    In the order of sums that needs less work. One position: Σ_o g_co g_ko Σ_d s² a². Few positions and
     many directions: each pair of positions is summed over d first, Σ_{t,t'} Σ_o g_cot g_kot' (Σ_d s² a_dt a_dt'),
-    some o d T² products a point, and nothing the size of the Jacobian. Else the Jacobian itself, C o d (T + C).
+    about o d T² products per point, and no array of the Jacobian's size. Otherwise the Jacobian itself, C o d (T + C).
     """
     if (pair := one_position(jacobian)) is not None:
         a, g = pair
@@ -40,7 +40,7 @@ def by_pairs(positions: int, outputs: int, inputs: int, directions: int) -> bool
 
 
 def _of_pairs(a: Tensor, g: Tensor, weight: Tensor) -> Tensor:
-    """One point's [C, C] of a [d, T], g [C, o, T] and s² [o, d]; of two pairs (t, t') and (t', t) one is made."""
+    """One point's [C, C] from a [d, T], g [C, o, T] and s² [o, d]; of pairs (t, t') and (t', t) one is computed."""
     (d, t), (c, o, _) = a.shape, g.shape
     total = g.new_zeros(c, c)
     by_output = g.transpose(0, 1)
@@ -48,7 +48,7 @@ def _of_pairs(a: Tensor, g: Tensor, weight: Tensor) -> Tensor:
     for i in range(0, t, step):
         here = a[:, i : i + step]
         pairs = here.unsqueeze(2) * a[:, i:].unsqueeze(1)
-        pairs[:, :, step:] *= 2  # for the pairs the other way round
+        pairs[:, :, step:] *= 2  # for the pairs in reverse order
         met = (weight @ pairs.reshape(d, -1)).reshape(o, here.shape[1], t - i)
         moved = torch.bmm(by_output[..., i : i + step], met)
         total += moved.transpose(0, 1).reshape(c, -1) @ g[..., i:].reshape(c, -1).T
@@ -56,7 +56,7 @@ def _of_pairs(a: Tensor, g: Tensor, weight: Tensor) -> Tensor:
 
 
 def outer(half: Tensor) -> Tensor:
-    """[B, C, P] to [B, C, C], a product over P at each point."""
+    """From [B, C, P] to [B, C, C]: the product over P at each point."""
     return half @ half.mT
 
 
@@ -68,7 +68,7 @@ def few_at_once(jacobian: OuterProductJacobian) -> Iterator[OuterProductJacobian
 
 
 def one_position(jacobian: TensorJacobian) -> tuple[Tensor, Tensor] | None:
-    """Inputs [B, d] and derivatives [B, C, o] of a factored Jacobian with T = 1; None for any other."""
+    """Inputs [B, d] and derivatives [B, C, o] of a factored Jacobian with T = 1; None for others."""
     if isinstance(jacobian, OuterProductJacobian) and jacobian.read.shape[-1] == 1:
         return jacobian.inputs[..., 0], jacobian.grads[..., 0]
     return None

@@ -1,1 +1,1 @@
-"""From a posterior to an `Evaluation`: log-likelihoods of every draw, closed forms, temperature, storage."""
+"""From a posterior to an `Evaluation`: log-likelihoods of every draw, closed forms, temperature scaling, storage."""

@@ -1,6 +1,6 @@
-"""Running tallies of what draws say about one split: filled chunk by chunk, read once at the end.
+"""Accumulators of the predictions of draws for one split: filled chunk by chunk, read once at the end.
 
-Shapes: S draws, N points, K outputs; a chunk is outputs [s, b, K] of draws first.. at points start...
+Shapes: S draws, N points, K outputs; a chunk is outputs [s, b, K] of draws `first`, ... at points `start`, ...
 """
 
 from __future__ import annotations
@@ -17,22 +17,36 @@ WIDE_LIMIT = 20_000_000  # more numbers than this are kept in float32
 
 
 def storage_dtype(count: int) -> torch.dtype:
-    """float64 for up to WIDE_LIMIT numbers, float32 above (160 MB are enough for one table)."""
+    """float64 for up to WIDE_LIMIT numbers (160 MB), float32 above."""
     return torch.float64 if count <= WIDE_LIMIT else torch.float32
 
 
-class Tally(Protocol):
-    """Takes outputs [s, b, K] of draws `first`… at points `start`…, their targets, and those draws' likelihood."""
+class Accumulator(Protocol):
+    """Accumulates the outputs of draws at points."""
 
-    def add(self, first: int, start: int, outputs: Tensor, y: Tensor | None, likelihood: Any) -> None: ...
+    def add(self, first: int, start: int, outputs: Tensor, y: Tensor | None, likelihood: Any) -> None:
+        """Take in a chunk.
 
-    def result(self) -> SplitEvaluation: ...
+        Args:
+            first: the chunk's first draw.
+            start: the chunk's first point.
+            outputs: [s, b, K].
+            y: the targets of these points, if there are any.
+            likelihood: that of these draws.
+        """
+        ...
 
-    def notes(self) -> list[str]: ...
+    def result(self) -> SplitEvaluation:
+        """What all chunks together say."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What a reader of the scores should know."""
+        ...
 
 
 class _LogLik:
-    """The table loglik [S, N] of a split with targets, and which draws were not finite."""
+    """The table of log-likelihoods [S, N] of a split with targets, and which draws were not finite."""
 
     def __init__(self, split: Split, num_draws: int) -> None:
         self.split = split
@@ -42,7 +56,7 @@ class _LogLik:
         self.loglik = None if split.targets is None else torch.empty(shape, dtype=self.dtype)
 
     def put(self, first: int, start: int, outputs: Tensor, values: Tensor | None) -> tuple[slice, slice]:
-        """Store `values` [s, b]; returns where: (draws, points)."""
+        """Store `values` [s, b]; returns their place, (draws, points)."""
         rows = slice(first, first + outputs.shape[0])
         columns = slice(start, start + outputs.shape[1])
         self.bad_draws[rows] |= ~torch.isfinite(outputs).all(-1).all(-1).cpu()
@@ -51,18 +65,17 @@ class _LogLik:
         return rows, columns
 
     def notes(self) -> list[str]:
-        """What a reader of the scores should know."""
         notes = []
         bad = int(self.bad_draws.sum())
         if bad:
-            notes.append(f"{bad} of {len(self.bad_draws)} draws gave outputs that are not finite")
+            notes.append(f"{bad} of {len(self.bad_draws)} draws have outputs that are not finite")
         if self.loglik is not None and self.dtype == torch.float32:
-            notes.append("log-likelihoods are kept in float32 (more than 20 million)")
+            notes.append("more than 20 million log-likelihoods are stored in float32")
         return notes
 
 
-class ClassTally:
-    """Classes: log p(y|f_s) through log-softmax, weighted mean probabilities, weighted mean entropy of each draw."""
+class ClassAccumulator:
+    """Classes: log p(y|f_s) by log-softmax, weighted mean probabilities, weighted mean of each draw's entropy."""
 
     def __init__(self, split: Split, num_draws: int, weights: Tensor) -> None:
         self._table = _LogLik(split, num_draws)
@@ -100,7 +113,7 @@ class ClassTally:
         return self._table.notes()
 
 
-class RegressionTally:
+class RegressionAccumulator:
     """Regression: log-likelihood, mean and variance of y under each draw, in original units.
 
     y_original = target_mean + target_scale * y, so log p_original = log p - sum log target_scale.
@@ -126,7 +139,7 @@ class RegressionTally:
         self._means[rows, columns] = mean.to(self._means.dtype)
         variance = self._scale.square() * variance.cpu().double()
         variance = variance.reshape((1,) * (3 - variance.dim()) + tuple(variance.shape))
-        # Constant noise is kept once. What looks constant within this chunk may still differ from the next: `result`.
+        # Constant noise is stored once. What is constant within this chunk may differ in the next one: see `result`.
         rows_apart, columns_apart = variance.shape[0] > 1, variance.shape[1] > 1
         full = variance.expand(mean.shape[0] if rows_apart else 1, mean.shape[1] if columns_apart else 1, mean.shape[2])
         self._variances.setdefault(first, []).append(full.contiguous())

@@ -1,7 +1,7 @@
 """Closed-form predictive distributions: from a Gaussian over the network's outputs to one over targets.
 
-Shapes: mean [B, K], covariance [B, K, K] of the outputs at B points. Log-probabilities in nats. No
-draws stand behind these, so they say nothing about several points together.
+Shapes: mean [B, K], covariance [B, K, K] of the outputs at B points. Log-probabilities are in nats. They come
+without draws, so they say nothing about several points jointly.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ LARGEST_NEGATIVE = 1e-4  # of the largest variance: more than this is a bug, not
 
 
 def variances(covariance: Tensor) -> tuple[Tensor, int]:
-    """The diagonal [B, K] of `covariance`, tiny negative entries set to zero, and how many there were.
+    """The diagonal [B, K] of `covariance` with tiny negative entries set to zero, and how many there were.
 
-    Raises `RunFailed` where a variance is negative by more than rounding can explain.
+    Raises:
+        RunFailed: a variance is more negative than rounding can explain.
     """
     variance = torch.diagonal(covariance, dim1=-2, dim2=-1)
     negative = variance < 0
@@ -29,15 +30,15 @@ def variances(covariance: Tensor) -> tuple[Tensor, int]:
         worst, largest = float(variance.min()), float(variance.max())
         if worst < -LARGEST_NEGATIVE * max(largest, 1e-12):
             raise RunFailed(
-                f"A predictive variance is {worst:.3g} where the largest is {largest:.3g}. A covariance cannot have a "
-                "negative diagonal: the posterior's algebra has lost its precision. Use a larger prior precision."
+                f"Predictive variances must not be negative; the smallest is {worst:.3g}, the largest {largest:.3g}. "
+                "The posterior's covariance has lost its numerical precision. Use a larger prior precision."
             )
         variance = variance.clamp(min=0)
     return variance, count
 
 
 def probit_log_probs(mean: Tensor, variance: Tensor) -> Tensor:
-    """Probit: log softmax(m / sqrt(1 + pi/8 v)) [B, K], with v [B, K] the marginal variances of the logits.
+    """Probit approximation: log softmax(m / sqrt(1 + pi/8 v)) [B, K], with v [B, K] the logits' marginal variances.
 
     MacKay (1992), "The evidence framework applied to classification networks", for each logit.
     """
@@ -45,7 +46,7 @@ def probit_log_probs(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def bridge_log_probs(moments: Moments) -> Tensor:
-    """Log of the mean of the Dirichlet of the Laplace bridge [B, K].
+    """Laplace bridge: log of the mean of its Dirichlet, [B, K].
 
     The Gaussian is first conditioned on logits that sum to zero, where it matches one Dirichlet:
     alpha_i = (1 - 2/K + exp(m_i) / K^2 sum_j exp(-m_j)) / v_i. Hobbhahn, Kristiadi & Hennig (2022),
@@ -71,7 +72,13 @@ def bridge_log_probs(moments: Moments) -> Tensor:
 
 
 def closed_form_log_probs(moments: Moments, predictive: Predictive, temperature: float | None) -> tuple[Tensor, int]:
-    """Log class probabilities [B, K] by bridge or probit at a temperature, and how many variances were repaired."""
+    """Log class probabilities [B, K] by bridge or probit, and how many variances were repaired.
+
+    Args:
+        moments: of the logits.
+        predictive: bridge, or anything else for probit.
+        temperature: T in p ∝ p^(1/T); None for 1.
+    """
     moments = Moments(widest_on_device(moments.mean), widest_on_device(moments.covariance))
     variance, repaired = variances(moments.covariance)
     log_probs = bridge_log_probs(moments) if predictive == "bridge" else probit_log_probs(moments.mean, variance)

@@ -1,8 +1,8 @@
 """From a posterior to an `Evaluation`: everything that metrics need, once, on the CPU.
 
-Draw chunks run outside and data inside, so that few weight vectors live at once and whatever a draw
-must prepare (batchnorm statistics, say) is prepared once. The same draws see test, val and every
-out-of-distribution set. All numbers are in original target units and nats.
+The outer loop is over chunks of draws, the inner one over data, so that few weight vectors exist at once and
+whatever a draw must prepare (batchnorm statistics, say) is prepared once. The same draws are evaluated on test, val
+and every out-of-distribution set. All numbers are in original target units and nats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnn_runner.base import Centred, ClosedForm, Draws, Posterior, Predictive
 from bnn_runner.errors import RunFailed, UserError, raise_all
-from bnn_runner.evaluation.accumulators import ClassTally, RegressionTally, Tally
+from bnn_runner.evaluation.accumulators import Accumulator, ClassAccumulator, RegressionAccumulator
 from bnn_runner.evaluation.closed_form import closed_form_log_probs, gaussian_log_prob, variances, widest_on_device
 from bnn_runner.rng import generator
 from bnn_runner.runtime.memory import TooLarge, memory_limit, out_of_memory
@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class _MeanVariance(Protocol):
-    """The part of a regression likelihood that evaluation needs beside `log_prob`."""
+    """What evaluation needs of a regression likelihood in addition to `log_prob`."""
 
     def mean_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -51,15 +51,25 @@ def evaluate(
 ) -> Evaluation:
     """Score `posterior` on test, val and every out-of-distribution set of `task`.
 
-    `predictive`: "draws" (S functions; joint scores exist), "closed_form" (regression: the exact
-    Gaussian; classes: probit) or "bridge" (Laplace bridge, classes). Each out-of-distribution set is
-    cut to a subset of `max_ood` points that depends on the seed and its name only; of the shifted
-    test set `max_shift` points are scored, the same at every level. A regression posterior with
-    closed-form moments also leaves its exact Gaussian joint for up to JOINT_POINTS test points.
-    `temperature` divides the logits of classes (see `calibration`). Log-likelihoods are float64
-    (float32 above 20 million numbers, with a note).
+    A regression posterior with closed-form moments also gets its exact Gaussian joint for up to JOINT_POINTS test
+    points. Log-likelihoods are float64 (float32 above 20 million numbers, with a note).
 
-    Raises `UserError` for settings that cannot be, `RunFailed` when draws are not frozen functions.
+    Args:
+        task: its splits are scored, in its units.
+        posterior: what is scored.
+        predictive: "draws" (S functions; joint scores exist), "closed_form" (regression: the exact Gaussian;
+            classes: probit) or "bridge" (Laplace bridge, classes).
+        num_draws: S.
+        seed: of the draws and of the subsets.
+        batch_size: points per batch.
+        max_ood: points of each out-of-distribution set; a random subset that depends on the seed and its name only.
+        progress: called as progress(stage, done, total).
+        temperature: divides the logits of classes (see `temperature`).
+        max_shift: points of the shifted test set, the same at every level.
+
+    Raises:
+        UserError: invalid settings, or a predictive that the posterior does not support.
+        RunFailed: draws are not frozen functions.
     """
     raise_all(_problems(task, posterior, predictive, num_draws, batch_size))
     splits, notes = _splits(task, max_ood, max_shift, seed)
@@ -93,7 +103,12 @@ def evaluate_split(
         task: gives the kind, the number of outputs and the units of the targets.
         posterior: what is scored.
         split: with or without targets.
-        predictive: as in `evaluate`, and so are `num_draws`, `seed`, `batch_size` and `temperature`.
+        predictive: as in `evaluate`, like the other arguments.
+        num_draws: S.
+        seed: of the draws.
+        batch_size: points per batch.
+        progress: called as progress(stage, done, total).
+        temperature: divides the logits of classes.
 
     Returns:
         An evaluation whose only split is `split`, under the name "test"; it has no Gaussian joint.
@@ -115,7 +130,7 @@ def _score(
     progress: Progress,
     temperature: float | None,
 ) -> Evaluation:
-    """The scored splits, without what belongs to a task's own test set."""
+    """The scored splits, without what only a task's own test set has."""
     if predictive == "draws":
         scored = _score_draws(task, posterior, splits, num_draws, seed, batch_size, progress, temperature)
     else:
@@ -136,7 +151,7 @@ def _score(
 def _with_centre(
     task: Task, posterior: Posterior, splits: Mapping[str, SplitEvaluation], batch_size: int
 ) -> dict[str, SplitEvaluation]:
-    """The test split with the class that the posterior's centre prefers, where it has one."""
+    """The splits; the test split with the class that the posterior's centre prefers, where it has one."""
     if task.spec.kind != "classification" or not isinstance(posterior, Centred):
         return dict(splits)
     preferred = torch.cat([posterior.centre(x).argmax(-1).cpu() for x, _ in task.test.batches(batch_size)])
@@ -153,26 +168,26 @@ class _Scored:
 def _problems(task: Task, posterior: Posterior, predictive: str, num_draws: int, batch_size: int) -> list[str]:
     problems = []
     if num_draws < 1:
-        problems.append(f"eval.num_draws={num_draws} leaves nothing to average. It must be at least 1.")
+        problems.append(f"eval.num_draws must be at least 1; got {num_draws}.")
     if batch_size < 1:
-        problems.append(f"eval.batch_size={batch_size} holds no point. It must be at least 1.")
+        problems.append(f"eval.batch_size must be at least 1; got {batch_size}.")
     if predictive == "bridge" and task.spec.kind != "classification":
         problems.append(
-            f"The predictive 'bridge' does not fit data={task.spec.name}. The Laplace bridge gives class "
-            "probabilities and this is regression. Use method.predictive=closed_form or method.predictive=draws."
+            f"method.predict=bridge requires classes; data={task.spec.name} is a regression. Use "
+            "method.predict=closed_form or method.predict=draws."
         )
     if predictive not in ("draws", "closed_form", "bridge"):
-        problems.append(f"There is no predictive '{predictive}'. method.predictive is draws, closed_form or bridge.")
+        problems.append(f"The predictive must be draws, closed_form or bridge; got {predictive}.")
     elif predictive != "draws" and not isinstance(posterior, ClosedForm):
         problems.append(
-            f"The predictive '{predictive}' needs output moments in closed form, which this posterior does not have. "
-            "Use method.predictive=draws."
+            f"method.predict={predictive} requires output moments in closed form, which this posterior does not have. "
+            "Use method.predict=draws."
         )
     return problems
 
 
 def _splits(task: Task, max_ood: int, max_shift: int, seed: int) -> tuple[dict[str, Split], list[str]]:
-    """What is evaluated, by name, and notes on what is left out."""
+    """The splits to evaluate, by name, and notes on what is left out."""
     named = {"test": task.test} | ({"val": task.val} if len(task.val) else {})
     notes = [f"ood/{name} is not available: {reason}" for name, reason in sorted(task.unavailable.items())]
     for name, split in task.ood.items():
@@ -209,7 +224,7 @@ def _score_draws(
     log_weights = draws.log_weights.detach().cpu().double()
     weights = torch.softmax(log_weights, 0)
     check_frozen(draws, next(iter(splits.values())))
-    tallies = {name: _tally(task, posterior, split, size, weights) for name, split in splits.items()}
+    accumulators = {name: _accumulator(task, posterior, split, size, weights) for name, split in splits.items()}
     held, shown = min(DRAW_FLOATS, memory_limit().floats(0.25)), min(OUTPUT_FLOATS, memory_limit().floats(0.05))
     chunk = max(1, min(size, int(held // max(draws.floats_per_draw, 1))))
     chunk = max(1, min(chunk, int(shown // (batch_size * task.spec.num_outputs))))
@@ -223,46 +238,46 @@ def _score_draws(
                 outputs = _wide(outputs_within_memory(part, x))
                 if temperature is not None:
                     outputs = outputs / temperature
-                tallies[name].add(first, start, outputs, _wide(y), part.likelihood)
+                accumulators[name].add(first, start, outputs, _wide(y), part.likelihood)
                 start += len(x)
                 done += 1
                 progress("evaluation", done, total)
-    notes = [note for tally in tallies.values() for note in tally.notes()]
-    return _Scored(log_weights, {name: tally.result() for name, tally in tallies.items()}, tuple(dict.fromkeys(notes)))
+    notes = [note for accumulator in accumulators.values() for note in accumulator.notes()]
+    return _Scored(log_weights, {name: a.result() for name, a in accumulators.items()}, tuple(dict.fromkeys(notes)))
 
 
-def _tally(task: Task, posterior: Posterior, split: Split, num_draws: int, weights: Tensor) -> Tally:
+def _accumulator(task: Task, posterior: Posterior, split: Split, num_draws: int, weights: Tensor) -> Accumulator:
     if task.spec.kind == "classification":
-        return ClassTally(split, num_draws, weights)
-    return RegressionTally(split, num_draws, task.target_mean, task.target_scale)
+        return ClassAccumulator(split, num_draws, weights)
+    return RegressionAccumulator(split, num_draws, task.target_mean, task.target_scale)
 
 
 def check_frozen(draws: Draws, split: Split) -> None:
-    """Raise `RunFailed` unless the first draws are functions: a point's output may not depend on the call.
+    """Raise `RunFailed` unless the first draws are functions: a point's output must not depend on the call.
 
     A joint likelihood over fresh randomness per input is silently wrong (its marginal is not), so
-    a few points are asked twice: in the same batch, and among other points. The tolerance leaves
-    room for matrix products of reduced precision, which change a little with the batch's shape.
+    a few points are evaluated twice: in the same batch, and among other points. The tolerance allows
+    for matrix products of reduced precision, which change slightly with the batch's shape.
     """
     x, _ = split.gather(torch.arange(min(4, len(split)), device=split.inputs.device))
     probe = draws[0:2]
     whole, again, tail = probe(x), probe(x), probe(x[len(x) // 2 :])
     scale = 1.0 + float(whole.abs().nan_to_num(0, 0, 0).max())
     for name, other, reference, tolerance in (
-        ("when the same points are asked again", again, whole, 1e-4),
-        ("with the other points of its batch", tail, whole[:, len(x) // 2 :], 3e-3),
+        ("when the same points are evaluated again", again, whole, 1e-4),
+        ("with the other points of the batch", tail, whole[:, len(x) // 2 :], 3e-3),
     ):
         gap = float((other - reference).abs().nan_to_num(0, 0, 0).max())
         if gap > tolerance * scale:
             raise RunFailed(
-                f"The output of a posterior draw changes by {gap:.3g} {name}. A draw must be one fixed function, or "
-                "joint scores are wrong without a sign of it. Fix the method: all randomness of draw s comes from "
-                "(seed, s), and batchnorm is in evaluation mode."
+                f"A posterior draw must be one fixed function; its output changes by {gap:.3g} {name}. Joint scores "
+                "would be wrong without any sign of it. Fix the method: all randomness of draw s must come from "
+                "(seed, s), and batchnorm must be in evaluation mode."
             )
 
 
 def outputs_within_memory(draws: Draws, x: Tensor) -> Tensor:
-    """`draws(x)` [S, B, K]; when the accelerator's memory does not hold it, in halves (draws first, then points)."""
+    """`draws(x)` [S, B, K]; in halves where memory runs out (of the draws first, then of the points)."""
     try:
         return draws(x)
     except Exception as error:
@@ -332,8 +347,8 @@ def _regression_piece(task: Task, posterior: ClosedForm, x: Tensor, y: Tensor | 
     centre, noise = cast(_MeanVariance, likelihood).mean_variance(mean)
     if centre.shape != mean.shape:
         raise UserError(
-            "The closed-form predictive does not fit this likelihood. Its outputs are not the mean of the target, so "
-            "the predictive is no Gaussian. Use method.predictive=draws."
+            "method.predict=closed_form requires outputs that are the mean of the target; under this likelihood.form "
+            "they are not, so the predictive is not Gaussian. Use method.predict=draws."
         )
     noise = noise.expand(mean.shape)
     shift, scale = _wide(task.target_mean), _wide(task.target_scale)
@@ -366,13 +381,15 @@ def _concatenate(pieces: list[SplitEvaluation], split: Split) -> SplitEvaluation
 
 
 def _gaussian_joint(task: Task, posterior: Posterior, batch_size: int) -> tuple[GaussianJoint | None, tuple[str, ...]]:
-    """The exact joint predictive of the test targets, where the posterior is a Gaussian process in effect."""
+    """The exact joint predictive of the test targets, where the posterior over functions is Gaussian; and notes."""
     if task.spec.kind != "regression" or task.test.targets is None or task.test.targets.shape[-1] != 1:
         return None, ()
     if not isinstance(posterior, ClosedForm):
         return None, ()
     if len(task.test) > JOINT_POINTS:
-        return None, (f"no exact Gaussian joint: {len(task.test)} test points are more than {JOINT_POINTS}",)
+        return None, (
+            f"no exact Gaussian joint for {len(task.test)} test points: it is computed for at most {JOINT_POINTS}",
+        )
     means = torch.cat([_wide(posterior.moments(x).mean) for x, _ in task.test.batches(batch_size)])
     centre, noise = cast(_MeanVariance, posterior.likelihood).mean_variance(means)
     if centre.shape != means.shape:

@@ -1,8 +1,7 @@
-"""Evaluations on disk: plain tensors (safetensors) with one JSON file beside them.
+"""Evaluations on disk: plain tensors (safetensors) and one JSON file.
 
-Each file is written under a temporary name, flushed and renamed; the JSON file, which carries a
-digest of the tensors, comes last. A file cut short or a pair that does not belong together is
-never read as if it were whole.
+Each file is written under a temporary name, flushed and renamed; the JSON file, which holds a
+digest of the tensors, comes last. A truncated file, or two files that do not belong together, are detected.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _FIELDS = ("ids", "loglik", "targets", "mean_probs", "mean_entropy", "centre", "
 
 
 class DamagedEvaluation(UserError):
-    """A saved evaluation that cannot be trusted: absent, cut short, altered, or of another format."""
+    """A saved evaluation that is missing, truncated, changed, or of another format."""
 
 
 def save(evaluation: Evaluation, folder: Path) -> None:
-    """Write `evaluation` into `folder` (made if absent), replacing one that is there."""
+    """Write `evaluation` into `folder` (created if missing), replacing an earlier one."""
     tensors: dict[str, Tensor] = {"log_weights": evaluation.log_weights}
     for name, split in evaluation.splits.items():
         for field in _FIELDS:
@@ -61,23 +60,27 @@ def save(evaluation: Evaluation, folder: Path) -> None:
 
 
 def load(folder: Path) -> Evaluation:
-    """The evaluation saved in `folder`, on the CPU. Raises `DamagedEvaluation`."""
+    """The evaluation saved in `folder`, on the CPU.
+
+    Raises:
+        DamagedEvaluation: it is missing, damaged, or of another format.
+    """
     try:
         facts: dict[str, Any] = json.loads((folder / FACTS).read_bytes())
         data = (folder / TENSORS).read_bytes()
     except FileNotFoundError as error:
         raise _damaged(folder, f"{Path(error.filename).name} is missing") from None
     except ValueError:  # not JSON, or not text
-        raise _damaged(folder, f"{FACTS} cannot be read") from None
+        raise _damaged(folder, f"{FACTS} is not valid JSON") from None
     if not isinstance(facts, dict):
         raise _damaged(folder, f"{FACTS} does not hold a mapping")
     if (written := facts.get("format")) != FORMAT:
         raise DamagedEvaluation(
-            f"The evaluation saved in {folder} has format {written}; this version reads format {FORMAT}. Its scores "
-            "cannot be recomputed. Run the cell again with force=true."
+            f"Could not read the evaluation saved in {folder}: it has format {written}, and this version reads format "
+            f"{FORMAT}. Run the cell again with force=true."
         )
     if facts.get("digest") != _digest(data):
-        raise _damaged(folder, f"{TENSORS} is not the file that {FACTS} was written with")
+        raise _damaged(folder, f"{TENSORS} does not match {FACTS}")
     try:
         tensors = tensors_from_bytes(data)
         splits = {
@@ -105,8 +108,7 @@ def load(folder: Path) -> Evaluation:
 
 def _damaged(folder: Path, why: str) -> DamagedEvaluation:
     return DamagedEvaluation(
-        f"The evaluation saved in {folder} is damaged: {why}. Its scores cannot be recomputed. "
-        "Run the cell again with force=true."
+        f"Could not read the evaluation saved in {folder}: {why}. Run the cell again with force=true."
     )
 
 

@@ -1,9 +1,9 @@
-"""Calibration of a classifier's posterior by one temperature on every draw's logits.
+"""Temperature scaling of a classifier's posterior: one temperature for the logits of every draw.
 
-T maximises the marginal log-likelihood of the validation part, mean over n of
-log Σ_s w_s softmax(f_s(x_n)/T)_{y_n} (Guo et al. 2017, each draw's logits in place of one network's).
-One T serves marginal and joint scores alike. A closed form (probit, bridge) has no draws: there T
-divides the logarithms of its class probabilities, p ∝ p^(1/T). (The moments of f/T would not do:
+T maximises the marginal log-likelihood of the validation part, the mean over n of
+log Σ_s w_s softmax(f_s(x_n)/T)_{y_n} (Guo et al. 2017, with each draw's logits in place of one network's).
+The same T is used for marginal and joint scores. A closed form (probit, bridge) has no draws: there T
+divides the logarithms of its class probabilities, p ∝ p^(1/T). (Scaling the moments of f would not do:
 as T goes to 0 the probit logit tends to m/√(π v/8), so that it could never become sharper.)
 """
 
@@ -28,7 +28,7 @@ _NUMBERS = 20_000_000  # logits kept at once
 
 @dataclass(frozen=True)
 class Calibration:
-    """The temperature, and the mean log-likelihood of the `points` validation points without and with it (nats)."""
+    """The temperature, and the mean log-likelihood of the `points` validation points before and after it (nats)."""
 
     temperature: float
     points: int
@@ -36,24 +36,25 @@ class Calibration:
     after: float
 
     def note(self) -> str:
+        """The result in words."""
         text = (
-            f"logits divided by temperature {self.temperature:.4g}, fitted on {self.points} validation points "
-            f"(log-likelihood {self.before:.4g} -> {self.after:.4g} nats a point)"
+            f"logits are divided by the temperature {self.temperature:.4g}, fitted on {self.points} validation points "
+            f"(log-likelihood {self.before:.4g} -> {self.after:.4g} nats per point)"
         )
         edge = min(self.temperature / LOWEST, HIGHEST / self.temperature) < 1.01
-        return text + ("; it lies at the edge of the search, so there is no best one" if edge else "")
+        return text + ("; it is at the edge of the search range, so there is no optimum inside" if edge else "")
 
 
 def calibration_problems(spec: TaskSpec) -> list[str]:
-    """Why that task's posterior cannot be calibrated (empty when it can)."""
+    """Why a task does not support temperature scaling (empty when it does)."""
     if spec.kind != "classification":
         return [
-            f"eval.calibrate=temperature scales logits, and data={spec.name} is a regression, which has none. "
-            "Its noise is set by likelihood.noise. Use eval.calibrate=none."
+            f"eval.calibrate=temperature requires classes; data={spec.name} is a regression, whose noise is set by "
+            "likelihood.noise. Use eval.calibrate=none."
         ]
     if spec.val_fraction == 0:
         return [
-            "eval.calibrate=temperature is fitted on validation data, and data.val_fraction=0 leaves none. "
+            "eval.calibrate=temperature requires validation data; data.val_fraction=0 leaves none. "
             "Set data.val_fraction=0.1, or use eval.calibrate=none."
         ]
     return []
@@ -62,9 +63,19 @@ def calibration_problems(spec: TaskSpec) -> list[str]:
 def fit_temperature(
     task: Task, posterior: Posterior, predictive: Predictive, num_draws: int, seed: int, batch_size: int
 ) -> Calibration:
-    """The best temperature for this predictive, of the draws that evaluation will use.
+    """The best temperature for this predictive and for the draws that evaluation will use.
 
-    Raises `UserError` for `calibration_problems`, `RunFailed` for logits that are not finite.
+    Args:
+        task: its validation part is what T is fitted on.
+        posterior: what is calibrated.
+        predictive: as in `evaluate`.
+        num_draws: S.
+        seed: of the draws.
+        batch_size: points per batch.
+
+    Raises:
+        UserError: the task does not support temperature scaling.
+        RunFailed: logits are not finite.
     """
     raise_all(calibration_problems(task.spec))
     with torch.no_grad():
@@ -75,7 +86,10 @@ def fit_temperature(
             score, points = _moments_score(task, posterior, predictive, batch_size)
         before = score(1.0)
         if not math.isfinite(before):
-            raise RunFailed(f"the validation log-likelihood is {before}, so no temperature can be fitted to it")
+            raise RunFailed(
+                f"eval.calibrate=temperature requires a finite validation log-likelihood; it is {before}. Use "
+                "eval.calibrate=none, or train with a lower schedule.lr."
+            )
         temperature = math.exp(_maximise(lambda log_t: score(math.exp(log_t)), math.log(LOWEST), math.log(HIGHEST)))
         return Calibration(temperature, points, before, score(temperature))
 
@@ -120,7 +134,7 @@ def _moments_score(
 
 
 def _maximise(score: Callable[[float], float], low: float, high: float) -> float:
-    """The best point of a coarse grid, refined by golden sections between its neighbours."""
+    """The best point of a coarse grid, refined by golden-section search between its neighbours."""
     step = (high - low) / _COARSE
     grid = [low + i * step for i in range(_COARSE + 1)]
     best = max(grid, key=score)

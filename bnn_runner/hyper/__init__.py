@@ -1,1 +1,1 @@
-"""Rules that choose the prior precision after training, and the contract of those that act in training."""
+"""Rules that choose the prior precision after training, and the contract of rules that act during training."""

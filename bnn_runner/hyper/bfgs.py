@@ -1,7 +1,7 @@
-"""A few smooth variables between bounds, moved uphill: projected BFGS with a backtracking line search.
+"""Maximisation of a smooth function of a few bounded variables: projected BFGS with a backtracking line search.
 
-Made for log precisions: a handful of numbers, a value in nats, a gradient from autograd. The
-inverse Hessian is a small dense matrix (Nocedal & Wright 2006, §6.1, §16.7 for the projection).
+Meant for log precisions: a handful of variables, a value in nats, a gradient from autograd. The
+inverse Hessian is a small dense matrix (Nocedal & Wright 2006, §6.1; §16.7 for the projection).
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import torch
 from torch import Tensor
 
 LONGEST_STEP = 2.0
-"""At most this far in any variable at once: a factor e² in a precision."""
+"""Most that any variable moves in one step: a factor e² in a precision."""
 _TOLERANCE = 1e-6
 _ROUNDING = 1e-15
-"""Of the objective: a step that promises less cannot be told from none."""
+"""Of the objective: a smaller expected gain is lost in rounding."""
 
 
 @dataclass(frozen=True)
 class Ascent:
-    """Where a search ended: point [G], largest free gradient there, iterations; `finite` false if it met NaN."""
+    """Where a search ended: the point [G], the largest free gradient there, and the number of iterations.
+
+    `finite` is False where the search met a value that is not finite.
+    """
 
     point: Tensor
     gradient: float
@@ -85,7 +88,7 @@ def _is_finite(value: Tensor, gradient: Tensor) -> bool:
 
 
 def _movable(point: Tensor, gradient: Tensor, free: Tensor, low: float, high: float) -> Tensor:
-    """1 where a variable may move: free, and not pressed against a bound by its gradient."""
+    """1 where a variable may move: free, and its gradient does not push it against a bound."""
     pressed = ((point >= high) & (gradient > 0)) | ((point <= low) & (gradient < 0))
     return (free & ~pressed).to(point.dtype)
 
@@ -100,7 +103,7 @@ def _line_search(
     high: float,
     unsettled: Callable[[Tensor], bool],
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The first of the steps 1, ½, ¼ … that gains enough (Armijo, 1e-4); None if none does, or could be told to."""
+    """The first of the steps 1, ½, ¼ … that gains enough (Armijo, 1e-4); None if none does, up to rounding."""
     length = 1.0
     for _ in range(40):
         candidate = (point + length * direction).clamp(low, high)
@@ -121,7 +124,7 @@ def _line_search(
 
 
 def _updated(inverse: Tensor, move: Tensor, change: Tensor) -> Tensor:
-    """BFGS update of the inverse Hessian of −objective; left alone where the curvature has the wrong sign."""
+    """BFGS update of the inverse Hessian of −objective; unchanged where the curvature has the wrong sign."""
     product = float(move @ change)
     if product <= 1e-12:
         return inverse

@@ -1,4 +1,4 @@
-"""EM for the prior precisions: expected squares of the weights under the posterior, then the best prior for them."""
+"""`hyper=em`: expected squares of the weights under the posterior, then the best prior for them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def em_steps(problem: PrecisionProblem, ties: Tensor, begin: Tensor, low: float,
 
 
 class _Search:
-    """The EM step of a problem whose groups are tied, and how often it was made."""
+    """The EM step of a problem whose groups are tied; counts its calls."""
 
     def __init__(self, problem: PrecisionProblem, ties: Tensor) -> None:
         self.problem, self.ties, self.count = problem, ties, 0

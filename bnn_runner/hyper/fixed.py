@@ -1,4 +1,4 @@
-"""`hyper=fixed`: the training prior as it is, or one given precision."""
+"""`hyper=fixed`: the training prior, or one given precision."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from bnn_runner.errors import UserError
 
 @dataclass(frozen=True)
 class Fixed:
-    """The training prior as it is, or `precision` for every weight.
+    """The training prior, or `precision` for every weight.
 
-    family=g: the neural g-prior λ diag(H)/N with λ = `precision`; null is 1, the information of one point.
+    Attributes:
+        precision: λ; None keeps the training prior.
+        family: isotropic, or g for the neural g-prior λ diag(H)/N, where None is λ = 1, the information of one point.
     """
 
     precision: float | None = None
@@ -25,13 +27,13 @@ class Fixed:
 
     def __post_init__(self) -> None:
         if self.precision is not None and not 0 < self.precision < math.inf:
-            raise UserError(f"hyper.precision={self.precision} is not a precision. It must be above 0 and finite.")
+            raise UserError(f"hyper.precision must be positive and finite; got {self.precision}.")
 
     def choose(self, problem: PrecisionProblem) -> Choice:
         precisions = problem.start if self.precision is None else torch.full_like(problem.start, self.precision)
         if not bool((precisions > 0).all()):
             raise UserError(
-                "the training prior has precision 0, under which the posterior is improper. "
-                "Give hyper.precision=VALUE above 0, or use hyper=evidence or hyper=grid."
+                "hyper=fixed requires a positive prior precision; the training prior has precision 0, which makes the "
+                "posterior improper. Set hyper.precision to a positive value, or use hyper=evidence or hyper=grid."
             )
         return Choice(precisions, "fixed")

@@ -29,7 +29,7 @@ from bnn_runner.hyper.tied_precisions import (
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """MacKay's re-estimation λ_g ← γ_g / ‖w*_g‖² with γ_g = Tr_g H (H + Λ)⁻¹, until no λ moves (MacKay 1992).
+    """MacKay's re-estimation λ_g ← γ_g / ‖w*_g‖² with γ_g = Tr_g H (H + Λ)⁻¹, until no λ changes (MacKay 1992).
 
     A step of log λ_g that turns back is halved, since full ones can go back and forth for ever.
     Where it ends the derivative of the evidence in every log λ_g, ½ (γ_g − λ_g ‖w*_g‖²), is zero, so it is a stationary

@@ -14,10 +14,15 @@ from bnn_runner.errors import raise_all
 
 @dataclass(frozen=True)
 class Grid:
-    """`num` precisions from `low` to `high`, spaced in the logarithm; the best validation log-likelihood wins.
+    """`num` precisions from `low` to `high`, evenly spaced in log λ; the best validation log-likelihood wins.
 
-    One precision for every weight, or with family=g the one λ of the neural g-prior λ diag(H)/N.
-    Scores that are not finite are left out and counted.
+    Scores that are not finite are skipped and counted.
+
+    Attributes:
+        family: isotropic, one precision for every weight, or g, the one λ of the neural g-prior λ diag(H)/N.
+        low: smallest precision.
+        high: largest precision.
+        num: number of precisions.
     """
 
     family: Literal["isotropic", "g"] = "isotropic"
@@ -29,9 +34,9 @@ class Grid:
     def __post_init__(self) -> None:
         problems = []
         if not 0 < self.low < self.high < math.inf:
-            problems.append(f"hyper.low={self.low} and hyper.high={self.high} span no grid. They need 0 < low < high.")
+            problems.append(f"hyper.low and hyper.high must satisfy 0 < low < high; got {self.low} and {self.high}.")
         if self.num < 2:
-            problems.append(f"hyper.num={self.num} is no grid. It must be 2 or more.")
+            problems.append(f"hyper.num must be at least 2; got {self.num}.")
         raise_all(problems)
 
     def choose(self, problem: PrecisionProblem) -> Choice:
@@ -40,7 +45,7 @@ class Grid:
         finite = [(score, i) for i, score in enumerate(scores) if math.isfinite(score)]
         facts: dict[str, Any] = {"grid_points": self.num, "grid_not_finite": self.num - len(finite)}
         if not finite:
-            note = "hyper=grid: no precision gave a finite validation log-likelihood; the training prior is kept"
+            note = "hyper=grid: no precision gave a finite validation log-likelihood, so the training prior is kept"
             return Choice(problem.start, "failed", facts, (note,))
         best_score, best = max(finite)
         facts["grid_best_validation_loglik"] = best_score
@@ -48,7 +53,7 @@ class Grid:
         if best not in (0, self.num - 1):
             return Choice(precisions, "converged", facts)
         note = (
-            f"hyper=grid: the best precision {float(values[best]):.3g} lies at the edge of the grid; "
+            f"hyper=grid: the best precision, {float(values[best]):.3g}, is at the edge of the grid; "
             "widen hyper.low or hyper.high"
         )
         return Choice(precisions, "at bound", facts, (note,))

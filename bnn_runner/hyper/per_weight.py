@@ -1,4 +1,4 @@
-"""One precision for each weight, where the curvature is diagonal and the evidence falls apart into weights."""
+"""One precision for each weight, where the curvature is diagonal and the evidence is a sum over weights."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def for_each_weight(
         rule: the rule's name, for notes.
         steps: most rounds.
         tolerance: change of log λ that ends the search.
-        low: bound of λ below.
-        high: bound of λ above.
+        low: smallest λ.
+        high: largest λ.
     """
     assert problem.diagonal is not None, "refused before the fit"
     diagonal = problem.diagonal
@@ -53,7 +53,7 @@ def for_each_weight(
             break
         settled, iteration = precisions, iteration + 1
         if not bool(torch.isfinite(terms).all()):
-            note = f"hyper={rule}: the search met a value that is not finite; every precision keeps its start value"
+            note = f"hyper={rule}: the search met a value that is not finite, so all precisions keep their start values"
             return Choice(start, "diverged", {"hyper_iterations": iteration}, (note,))
         found = best_precisions(diagonal, terms)
         kept |= ~((found > low) & (found < high))

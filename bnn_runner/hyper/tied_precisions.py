@@ -1,4 +1,4 @@
-"""What rules with several precisions share: which groups have one precision in common, bounds, sums over groups."""
+"""What rules with several precisions share: which groups have the same precision, bounds, sums over groups."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Family = Literal["isotropic", "layerwise", "groupwise", "parameter", "g"]
 
 
 def family_of(rule: HyperRule) -> str:
-    """The family a rule chooses in; isotropic for one that has no such key."""
+    """The family of a rule; isotropic for one without such a key."""
     return str(getattr(rule, "family", "isotropic"))
 
 
 def tied(problem: PrecisionProblem, family: Family) -> Tensor:
-    """Which variable each of the T groups has its precision from, [T] int64."""
+    """Which variable holds the precision of each of the T groups, [T] int64."""
     count = len(problem.names)
     if family in ("isotropic", "g"):
         return torch.zeros(count, dtype=torch.int64)
@@ -53,20 +53,20 @@ def range_problems(low: float, high: float, steps: int) -> list[str]:
     """What is wrong with the bounds and the length of a search."""
     problems = []
     if not 0 < 4 * low <= high < math.inf:
-        problems.append(f"hyper.low={low} and hyper.high={high} leave no room. They need 0 < 4 low <= high.")
+        problems.append(f"hyper.low and hyper.high must satisfy 0 < 4 low <= high; got {low} and {high}.")
     if steps < 1:
-        problems.append(f"hyper.steps={steps} searches nothing. It must be 1 or more.")
+        problems.append(f"hyper.steps must be at least 1; got {steps}.")
     return problems
 
 
 def tolerance_problems(tolerance: float) -> list[str]:
-    """What is wrong with the change of log λ at which a rule has settled."""
+    """What is wrong with the change of log λ at which a rule has converged."""
     if 0 < tolerance < 1:
         return []
-    return [f"hyper.tolerance={tolerance} is no change of a logarithm. It must be between 0 and 1."]
+    return [f"hyper.tolerance must be between 0 and 1 (a change of log λ); got {tolerance}."]
 
 
 def inside(start: Tensor, low: float, high: float) -> Tensor:
-    """Start values well inside the bounds, where a gradient or a step can still move them; 1 for a prior of 0."""
+    """Start values well inside the bounds, where a gradient step can still move them; 1 for a prior of 0."""
     bounds = low * 2, max(low * 2, high / 2)
     return torch.where(start > 0, start, torch.ones_like(start)).clamp(*bounds)

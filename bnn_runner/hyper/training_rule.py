@@ -1,7 +1,7 @@
-"""Hyperparameter rules that act while a network is trained: what the engine asks of one, and the state it keeps.
+"""The contract of hyperparameter rules that act during training, and the state that they keep.
 
 Such a rule changes the training prior between epochs, so it belongs to the trained network: its
-fields join the network's cache key, and every method that is fitted to the network shares it.
+fields are part of the network's cache key, and every method that is fitted to the network shares it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class TuningState:
-    """What a rule changes: precisions of the parameter tensors by name, and what it goes on from.
+    """What a rule changes during one training.
 
-    `trace` has one row an update. `moments` are the rule's own numbers (those of an optimiser in log λ).
-    `converged` ends the training. `best` are the weights to end with, where they are not the last ones:
-    a mapping of parameters, buffers, log_noise, precisions and evidence.
+    Attributes:
+        precisions: of the parameter tensors, by name.
+        trace: one row per update.
+        moments: the rule's own numbers (those of an optimiser in log λ).
+        converged: ends the training.
+        best: the weights to end with, where they are not the last ones: a mapping of parameters, buffers, log_noise,
+            precisions and evidence.
     """
 
     precisions: dict[str, float]
@@ -34,7 +38,7 @@ class TuningState:
     best: dict[str, Any] = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
-        """Everything as plain tensors and numbers; `restore` takes it."""
+        """Everything as plain tensors and numbers, for `restore`."""
         return dict(vars(self))
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -44,13 +48,14 @@ class TuningState:
 
 @runtime_checkable
 class TrainingRule(Protocol):
-    """A hyperparameter rule that changes the training prior on the way; a frozen dataclass like every rule.
+    """A hyperparameter rule that changes the training prior during training; a frozen dataclass like every rule.
 
-    Epochs are counted from 1 and are over when they are named; `seed` is that of the lane.
+    Epochs are counted from 1, and an epoch that is named has ended. `seed` is that of the lane (one network among
+    those that are trained at once).
     """
 
     def epochs(self, schedule: Schedule) -> int:
-        """How many epochs are trained at most."""
+        """The most epochs that are trained."""
         ...
 
     def lr_at(self, schedule: Schedule, step: int, per_epoch: int) -> float:
@@ -62,37 +67,44 @@ class TrainingRule(Protocol):
         ...
 
     def restarts(self, schedule: Schedule, epoch: int) -> bool:
-        """Whether the optimiser forgets its state after `epoch`."""
+        """Whether the optimiser's state is reset after `epoch`."""
         ...
 
     def update(self, network: Network, task: Task, state: TuningState, epoch: int, seed: int) -> None:
-        """Choose precisions for the network as it stands: changes `state`, and adds a row to its trace."""
+        """Choose precisions for the network at its current weights: changes `state`, and adds a row to its trace."""
         ...
 
     def outcome(self, trace: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
-        """From the rows of a finished training: how it ended (the row's `hyper_status`), and notes for the reader."""
+        """How a finished training ended (the row's `hyper_status`), and notes for a reader, from its trace."""
         ...
 
 
 def misfits(rule: TrainingRule, choice: str, method: Method, name: str) -> list[str]:
-    """Why a method and its trainings cannot go by the rule (empty when they can)."""
+    """Why a method does not support the rule (empty when it does).
+
+    Args:
+        rule: a rule that acts during training.
+        choice: its name, as typed after hyper=.
+        method: the method.
+        name: its name, as typed after method=.
+    """
     problems = []
     if any(spec.trained and spec.noise_transform is not None for spec in method.needs()):
         problems.append(
-            f"hyper={choice} takes the evidence of the network while it is trained, and method={name} trains a "
-            "network whose layers are noisy, which has no such evidence. Use hyper=fixed, or another method."
+            f"hyper={choice} does not support method={name}: it takes the evidence of the network during training, and "
+            "a network with noise layers has none. Use hyper=fixed, or another method."
         )
     if getattr(method, "ties_tensors", False) and getattr(rule, "family", "isotropic") != "isotropic":
         problems.append(
-            f"hyper={choice} gives each parameter tensor its own precision in training, and method={name} has one "
-            "block for the weight and the bias of a layer. Use hyper.family=isotropic, or method.structure=kfac with "
-            "method.bias=separate."
+            f"hyper={choice} with hyper.family={getattr(rule, 'family', '')} does not support method={name}: it gives "
+            "each parameter tensor its own precision, and this method has one block for the weight and the bias of a "
+            "layer. Use hyper.family=isotropic, or method.structure=kfac with method.bias=separate."
         )
     return problems
 
 
 def training_facts(rule: TrainingRule, networks: Sequence[Network]) -> tuple[dict[str, Any], list[str]]:
-    """Facts for the row of a cell, and notes, from the traces of its networks; nothing where no network has one."""
+    """Facts for the row of a cell, and notes, from the traces of its networks; empty where none has one."""
     traces = [n.tuning for n in networks if n.tuning]
     if not traces:
         return {}, []

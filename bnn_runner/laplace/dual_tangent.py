@@ -1,8 +1,8 @@
-"""The tangent model's optimum in function space, for few points: exact, whatever the number of weights.
+"""The tangent model's optimum in function space, for few points: exact for any number of weights.
 
 At v* the gradient −Jᵀs + Λv vanishes, with s = ∂ log p / ∂h the score of the outputs. So v* = Λ⁻¹Jᵀα with
 α = s [N·K], and h = f − J w* + Gα with the Gram matrix G = J Λ⁻¹ Jᵀ: the mode of a Gaussian process with
-that kernel (Rasmussen & Williams 2006, §3.4), found by Newton steps without a further look at the network.
+that kernel (Rasmussen & Williams 2006, §3.4), found by Newton steps without evaluating the network again.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.tasks import Task
 
 MOST_ROWS = 4000
-"""Outputs N·K up to which the Gram matrix is factored (a few seconds each)."""
+"""Outputs N·K up to which the Gram matrix is factorised (a few seconds each)."""
 ROWS_BYTES = 2**30
-"""Rows of some tensors that are held at once; a tensor with more is too large for this way."""
+"""Memory for rows of some tensors at once; a tensor with more is too large for this solution."""
 MOST_PASSES = 12
 GRAM_BYTES = 2**30
-"""Gram matrices of single tensors are kept up to this size, so that each may have a precision of its own."""
+"""Gram matrices of single tensors are kept up to this size, so that each may have its own precision."""
 NEWTON_STEPS = 50
 _COLUMNS, _BLOCK = 8192, 512
 
 
 def affordable(task: Task, jacobians: Jacobians) -> bool:
-    """Whether the weights are more than the outputs of the training set, and these few enough."""
+    """Whether there are more weights than outputs of the training set, and few enough of these."""
     rows = len(task.train) * task.spec.num_outputs
     sizes = jacobians.sizes()
     if rows > MOST_ROWS or rows >= sum(sizes.values()):
@@ -51,7 +51,7 @@ def _item(jacobians: Jacobians) -> int:
 
 
 def _parts(jacobians: Jacobians, rows: int) -> list[list[str]]:
-    """The tensors in order, in parts whose rows fit the memory; each part costs a pass over the data."""
+    """The tensors in order, in parts whose rows fit in memory; each part costs a pass over the data."""
     parts: list[list[str]] = []
     held, most = _rows_bytes() + 1, _rows_bytes()
     for name, size in jacobians.sizes().items():
@@ -68,8 +68,8 @@ def _parts(jacobians: Jacobians, rows: int) -> list[list[str]]:
 class Grams:
     """G = J Λ⁻¹ Jᵀ [N·K, N·K] for one diagonal Λ after another.
 
-    Made by passes over the data for the first Λ; another one that is a multiple of it, tensor by tensor
-    where there is memory for a matrix each, costs no pass.
+    The first Λ costs passes over the data; another one that is a multiple of it costs none (a multiple tensor by
+    tensor, where there is memory for one matrix per tensor).
     """
 
     task: Task
@@ -88,7 +88,7 @@ class Grams:
         return len(self.task.train) * self.task.spec.num_outputs
 
     def __call__(self, precisions: Tensor) -> Tensor:
-        """G at the diagonal `precisions` [P] of Λ; a weight whose precision is 0 is held and has no part."""
+        """G at the diagonal `precisions` [P] of Λ; a weight whose precision is 0 is held and does not contribute."""
         factors = self._multiples(precisions)
         if factors is None:
             halving(lambda: self._make(precisions), lambda: self.jacobians.halve(self.repairs))
@@ -100,7 +100,7 @@ class Grams:
         return total.tril() + total.tril(-1).T
 
     def _multiples(self, precisions: Tensor) -> list[float] | None:
-        """By what factor each kept matrix's Λ has grown; None where Λ has another shape."""
+        """The factor of Λ for each kept matrix; None where Λ is no multiple of the earlier one."""
         if self._made_for is None:
             return None
         factors = []
@@ -153,7 +153,7 @@ class Grams:
 
 
 def _add(gram: Tensor, pieces: list[TensorJacobian], variances: Tensor) -> None:
-    """Adds J diag(variances) Jᵀ of one tensor to the lower triangle of `gram` (and some of the upper one).
+    """Add J diag(variances) Jᵀ of one tensor to the lower triangle of `gram` (and to parts of the upper one).
 
     A weight matrix at one position has Jacobians g ⊗ a, whose products are (g·g')(a·a').
     """
@@ -175,8 +175,8 @@ def _add(gram: Tensor, pieces: list[TensorJacobian], variances: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Mode:
-    """α [N, K], h [N, K], the score s [N, K], and Σ log p(y | h)."""
+class FunctionSpaceOptimum:
+    """The optimum in function space: α [N, K], outputs h [N, K], their score s [N, K], and Σ log p(y | h)."""
 
     alpha: Tensor
     outputs: Tensor
@@ -186,42 +186,50 @@ class Mode:
 
 def mode(
     gram: Tensor, offset: Tensor, targets: Tensor, likelihood: Likelihood, start: Tensor, tolerance: float
-) -> Mode:
-    """The α that maximises Σ log p(y | o + Gα) − ½ αᵀGα, from `start`; `offset` o = f − J w* and α are [N, K].
+) -> FunctionSpaceOptimum:
+    """The α that maximises Σ log p(y | o + Gα) − ½ αᵀGα.
 
-    By Newton steps with a line search, until ‖Jᵀ(α − s)‖ in the norm of Λ⁻¹ is `tolerance` of what its two parts
-    add up to, or no step leads on.
+    Found by Newton steps with a line search, until ‖Jᵀ(α − s)‖ in the norm of Λ⁻¹ is `tolerance` times the sum of
+    its two parts' norms, or no step improves.
+
+    Args:
+        gram: G [N·K, N·K].
+        offset: o = f − J w*, [N, K].
+        targets: y.
+        likelihood: p(y | h).
+        start: first α [N, K].
+        tolerance: relative gradient to stop at.
     """
     shape, alpha, at = offset.shape, start, None
-    pushed = (gram @ alpha.flatten()).view(shape)
+    moved = (gram @ alpha.flatten()).view(shape)  # G α
 
-    def value(alpha: Tensor, pushed: Tensor) -> tuple[float, Mode]:
-        h = offset + pushed
+    def value(alpha: Tensor, moved: Tensor) -> tuple[float, FunctionSpaceOptimum]:
+        h = offset + moved
         with torch.enable_grad():
             leaf = h.detach().requires_grad_()
             log_prob = likelihood.log_prob(leaf, targets).sum()
             (score,) = torch.autograd.grad(log_prob, leaf)
-        found = Mode(alpha, h, score, float(log_prob.detach()))
-        return found.loglik - 0.5 * float((alpha * pushed).sum()), found
+        found = FunctionSpaceOptimum(alpha, h, score, float(log_prob.detach()))
+        return found.loglik - 0.5 * float((alpha * moved).sum()), found
 
-    best, at = value(alpha, pushed)
+    best, at = value(alpha, moved)
     for _ in range(NEWTON_STEPS):
         left, data = at.alpha - at.score, (gram @ at.score.flatten()).view(shape)
-        size = _root((at.score * data).sum()) + _root((at.alpha * pushed).sum())
-        if _root((left * (pushed - data)).sum()) <= tolerance * max(size, 1e-300):
+        size = _root((at.score * data).sum()) + _root((at.alpha * moved).sum())
+        if _root((left * (moved - data)).sum()) <= tolerance * max(size, 1e-300):
             break
         target = _newton(gram, at, likelihood)
         ahead = (gram @ target.flatten()).view(shape)
         length = 1.0
         while length > 1e-8:
-            step = alpha + length * (target - alpha), pushed + length * (ahead - pushed)
+            step = alpha + length * (target - alpha), moved + length * (ahead - moved)
             reached, found = value(*step)
             if reached >= best - 1e-13 * abs(best):
                 break
             length /= 2
         else:
             break
-        (alpha, pushed), best, at = step, reached, found
+        (alpha, moved), best, at = step, reached, found
     return at
 
 
@@ -229,10 +237,10 @@ def _root(value: Tensor) -> float:
     return float(value.clamp_min(0).sqrt())
 
 
-def _newton(gram: Tensor, at: Mode, likelihood: Likelihood) -> Tensor:
+def _newton(gram: Tensor, at: FunctionSpaceOptimum, likelihood: Likelihood) -> Tensor:
     """The α of the full Newton step: α + r − R (I + RᵀGR)⁻¹ RᵀG r with r = s − α and B = RRᵀ at h, [N, K].
 
-    It is (I + BG)⁻¹ r that is added, so that rounding is relative to what is left to do.
+    (I + BG)⁻¹ r is added, so that rounding is relative to the remaining step.
     """
     points, outputs = at.outputs.shape
     root = likelihood.curvature_root(at.outputs)  # [N, K, C]

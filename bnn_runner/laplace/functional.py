@@ -26,8 +26,8 @@ from bnn_runner.runtime.memory import halving
 from bnn_runner.tasks import Split, Task
 
 OVERSAMPLED, ITERATIONS = 10, 8
-"""Further directions, and rounds, of the subspace iteration that finds the features."""
-TOLD_POINTS = 64
+"""Additional directions, and rounds, of the subspace iteration for the features."""
+MEASURED_POINTS = 64
 """Points of each split at which the variance off the features is measured."""
 
 
@@ -38,7 +38,7 @@ def _normals(size: int, seed: int, name: str, start: int, stop: int, like: Tenso
 
 
 def _root_variances(precisions: tuple[float, ...], sizes: Mapping[str, int], like: Tensor) -> Tensor:
-    """Λ^{-½} [P] of one precision a tensor."""
+    """Λ^{-½} [P] from one precision per tensor."""
     each = torch.tensor(precisions, dtype=torch.float64).repeat_interleave(torch.tensor(list(sizes.values())))
     return each.rsqrt().to(like)
 
@@ -47,8 +47,8 @@ def _root_variances(precisions: tuple[float, ...], sizes: Mapping[str, int], lik
 class PathwiseGaussian:
     """N(0, (H + Λ)⁻¹) by conditioning prior draws on the data (Matheron's rule), exact, on the dual side.
 
-    u = n + Gᵀ(I + GGᵀ)⁻¹(ε − G n) with n ~ N(0, I) [P], ε ~ N(0, I) [M]. `rows` Rᵀ J [M, P], `factor` the
-    Cholesky factor of I + GGᵀ. Moments are those of the eigendecomposition, made when first asked for.
+    u = n + Gᵀ(I + GGᵀ)⁻¹(ε − G n) with n ~ N(0, I) [P], ε ~ N(0, I) [M]. `rows` are Rᵀ J [M, P], `factor` is the
+    Cholesky factor of I + GGᵀ. Moments come from an eigendecomposition that is computed when first needed.
     """
 
     rows: Tensor
@@ -93,7 +93,7 @@ class PathwiseGaussian:
 
 @dataclass(frozen=True)
 class DualCurvature:
-    """The exact curvature by its rows; evidence and effective dimensions are those of the full curvature."""
+    """The exact curvature as its rows; evidence and effective dimensions are those of the full curvature."""
 
     full: FullCurvature
 
@@ -123,7 +123,7 @@ class DualCurvature:
 
 @dataclass(frozen=True)
 class PlainOutputs:
-    """The root I [K, K]: rows of the Jacobian itself, for the tangent kernel (see `output_curvature` for others)."""
+    """The root I [K, K]: rows of the Jacobian itself, for the tangent kernel (`output_curvature` has the others)."""
 
     def columns(self, task: Task, network: Network) -> int:
         x, _ = task.train.gather(torch.arange(1))
@@ -157,14 +157,14 @@ class NystromGaussian:
 
     def covariance_root(self, jacobians: BatchJacobians) -> Tensor:
         """[B, C, r] whose products over the last axis are J Σ Jᵀ."""
-        return pushed(jacobians, self.scale, self.vectors) * torch.rsqrt(1 + self.values)
+        return features_at(jacobians, self.scale, self.vectors) * torch.rsqrt(1 + self.values)
 
     def covariance(self, jacobians: BatchJacobians) -> Tensor:
         """J Σ Jᵀ at each point, [B, C, C]."""
         return outer(self.covariance_root(jacobians)).to(self.dtype)
 
 
-def pushed(jacobians: BatchJacobians, scale: Tensor, vectors: Tensor) -> Tensor:
+def features_at(jacobians: BatchJacobians, scale: Tensor, vectors: Tensor) -> Tensor:
     """J Λ^{-½} V, [B, C, r], in the vectors' dtype."""
     tensors = jacobians.tensors.values()
     parts = (vectors.T * scale).to(jacobians.outputs).split([j.size for j in tensors], dim=1)
@@ -176,7 +176,7 @@ def pushed(jacobians: BatchJacobians, scale: Tensor, vectors: Tensor) -> Tensor:
 class NystromCurvature:
     """H in the span of r features: the leading right singular vectors V of J Λ^{-½} at the pivots.
 
-    The features of one precision serve every other isotropic one; unequal precisions have features of their own.
+    All isotropic precisions share their features; each set of unequal precisions has its own.
     """
 
     pivots: GGNOperator
@@ -195,7 +195,7 @@ class NystromCurvature:
         at = tuple(precisions.detach().cpu().expand(len(self.groups)).tolist())
         if at not in self._found:
             scale = whitening(self.rows, precisions)
-            # Rows that are kept are float64; those of more points than are kept may not be.
+            # Kept rows are float64; those of more points than are kept may not be.
             vectors = _leading(Whitened(self.pivots, scale), self.features, self.repairs).to(scale)
             gram = halving(partial(self._gram, vectors.T * scale), self.rows.halve)
             values, basis = eigh(gram, "the features' curvature", self.repairs)
@@ -236,7 +236,7 @@ class NystromCurvature:
 
 
 def _leading(matrix: Whitened, count: int, repairs: Repairs) -> Tensor:
-    """The `count` leading eigenvectors [P, r] of H̃ of the pivots: from its Gram matrix, or by subspace iteration."""
+    """The `count` leading eigenvectors [P, r] of the pivots' H̃: from its Gram matrix, or by subspace iteration."""
     rows = matrix.rows
     if rows.keeps:
         (_, kept), *_ = rows.batches(1)
@@ -262,15 +262,15 @@ def _leading(matrix: Whitened, count: int, repairs: Repairs) -> Tensor:
 def off_the_features(
     jacobians: Jacobians, gaussian: NystromGaussian, splits: Sequence[tuple[str, Split]]
 ) -> dict[str, tuple[float, float]]:
-    """Of each split, over its first points and all outputs: mean prior variance off the features, mean variance kept.
+    """For each split: the mean prior variance off the features, and the mean variance of the draws.
 
-    The draws lack the variance off the features, of which the prior's is measured here: where data inform
-    little it is what is missing. In the network's output units, squared.
+    Draws lack the variance off the features. Where data have little influence it equals the prior's, which is
+    measured here, at the split's first points and over all outputs, in the network's output units squared.
     """
-    told = {}
+    measured = {}
     for name, split in splits:
         missing = kept = 0.0
-        points = split.gather(torch.arange(min(TOLD_POINTS, len(split))))[0]
+        points = split.gather(torch.arange(min(MEASURED_POINTS, len(split))))[0]
         for x in points.split(jacobians.batch_size(jacobians.network(points[:1]).shape[-1], use="any")):
             batch = jacobians(x)
             scales = gaussian.scale.split([j.size for j in batch.tensors.values()])
@@ -278,8 +278,8 @@ def off_the_features(
                 float((j.dense() * s.to(batch.outputs)).square().sum())
                 for j, s in zip(batch.tensors.values(), scales, strict=True)
             )
-            missing += prior - float(pushed(batch, gaussian.scale, gaussian.vectors).square().sum())
+            missing += prior - float(features_at(batch, gaussian.scale, gaussian.vectors).square().sum())
             kept += float(gaussian.covariance_root(batch).square().sum())
         count = len(points) * batch.outputs.shape[-1]
-        told[name] = max(missing, 0.0) / count, kept / count
-    return told
+        measured[name] = max(missing, 0.0) / count, kept / count
+    return measured

@@ -1,8 +1,8 @@
 """Log determinants by stochastic Lanczos quadrature (Ubaru, Chen & Saad 2017), with their standard error.
 
 Tr f(A) = E zᵀ f(A) z over probes z with independent signs. The Lanczos process on A from z gives nodes θ_i
-and weights τ_i with zᵀ f(A) z ≈ P Σ_i τ_i f(θ_i). The probes' spread gives the standard error; what too few
-steps leave out is no part of it, so the change from half of the steps is told beside it.
+and weights τ_i with zᵀ f(A) z ≈ P Σ_i τ_i f(θ_i). The variation over probes gives the standard error; the error of
+too few steps is not part of it, so the change from half of the steps is reported too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from bnn_runner.rng import generator
 
 @dataclass
 class Spectrum:
-    """The spectrum of H as `probes` vectors see it in `steps` steps; one such serves every isotropic precision.
+    """The spectrum of H from `probes` random vectors in `steps` Lanczos steps, for all isotropic precisions.
 
-    With a `root` D [P] it is that of D H D, the curvature under the g-prior.
+    With a `root` D [P] it is the spectrum of D H D, the curvature under the g-prior.
     """
 
     rows: GGNOperator
@@ -36,7 +36,7 @@ class Spectrum:
     _isotropic: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def log_det(self, precision: Tensor) -> Tensor:
-        """One estimate of log det(I + H/λ) a probe, [Q] float64, differentiable in λ [1]."""
+        """One estimate of log det(I + H/λ) per probe, [Q] float64, differentiable in λ [1]."""
         if self._isotropic is None:
             rows, root = self.rows, self.root
             scaled = rows if root is None else Whitened(rows, root.to(rows.device, rows.dtype))
@@ -44,11 +44,11 @@ class Spectrum:
         return self._log_det(*self._isotropic, precision.cpu())
 
     def log_det_of(self, matrix: Whitened) -> Tensor:
-        """One estimate of log det(I + H̃) a probe, [Q], by a Lanczos process of its own."""
+        """One estimate of log det(I + H̃) per probe, [Q], by a separate Lanczos process."""
         return self._log_det(*self._tridiagonal(matrix.product), torch.ones(1, dtype=torch.float64))
 
     def truncation(self, precision: Tensor) -> float:
-        """How much the mean log determinant moved from half of the steps to all, nats, at λ [1]."""
+        """The change of the mean log determinant from half of the steps to all of them, nats, at λ [1]."""
         if self._isotropic is None:
             self.log_det(precision)
         assert self._isotropic is not None

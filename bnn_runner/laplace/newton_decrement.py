@@ -1,4 +1,4 @@
-"""How far the trained weights are from the optimum that Laplace supposes them at: the Newton decrement."""
+"""The Newton decrement: how far the trained weights are from the optimum at which Laplace assumes them."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def loss_gradient(task: Task, network: Network, names: Sequence[str], batch_size
 
 
 def decrement_notes(decrement: float, mode: str) -> list[str]:
-    """What is told of weights further than `FAR_NATS` from the optimum, where the evidence is taken at them."""
+    """A note on weights further than `FAR_NATS` from the optimum, where the evidence is taken at them."""
     if decrement <= FAR_NATS or mode != "network":
         return []
     return [
-        f"the weights are {decrement:.2g} nats (Newton decrement) from the optimum of the log posterior under "
-        "the chosen precision: short training, another precision or normalisation layers do that. The evidence "
-        "is that of these weights; method.mode=tangent has that of the tangent model's optimum"
+        f"the trained weights are {decrement:.2g} nats (Newton decrement) from the optimum of the log posterior under "
+        "the selected precision, because of short training, another precision or normalisation layers. The evidence is "
+        "that of these weights; method.mode=tangent takes that of the tangent model's optimum"
     ]
 
 
 def newton_decrement(task: Task, jacobians: Jacobians, prior: Tensor, gaussian: WeightGaussian) -> float:
     """½ gᵀ Σ g in nats, with g = ∂/∂w [Σ_n −log p + ½ wᵀΛw] at w* over the basis and Σ = (H + Λ)⁻¹ as fitted.
 
-    `prior` [P] is the diagonal of Λ. To second order it is what the log posterior would gain by going
-    on to its optimum. Zero at a MAP estimate under the same prior.
+    `prior` [P] is the diagonal of Λ. To second order, the decrement is what the log posterior would gain at its
+    optimum. It is zero at a MAP estimate under the same prior.
     """
     network = jacobians.network
     gradient = loss_gradient(task, network, jacobians.names)

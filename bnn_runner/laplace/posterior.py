@@ -1,4 +1,4 @@
-"""The linearised Laplace posterior: Gaussian weights pushed through the tangent model.
+"""The linearised Laplace posterior: Gaussian weights propagated through the tangent model.
 
 A draw is the function f(x, w*) + J(x) δ_s with δ_s ~ N(0, Σ), the same δ_s for every x.
 """
@@ -24,7 +24,7 @@ from bnn_runner.tasks import Split
 
 @dataclass(frozen=True)
 class LinearisedDraws:
-    """Draws `start` to `stop` of the tangent model. The weight samples are made when first used, then kept."""
+    """Draws `start` to `stop` of the tangent model. Weights are sampled when first used, then kept."""
 
     jacobians: Jacobians
     gaussian: WeightGaussian
@@ -62,7 +62,7 @@ class LinearisedDraws:
         return self._kept
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[S, B, K]. Cost: K backward passes for each batch, whatever S is, and S·P·B·K multiplications at most."""
+        """[S, B, K]. Cost: K backward passes per batch, independent of S, and at most S·P·B·K multiplications."""
         with torch.no_grad(), true_float32():
             return halving(lambda: self._moved(x), self.jacobians.halve)
 
@@ -82,9 +82,9 @@ class LinearisedDraws:
 
 @dataclass(frozen=True)
 class SampledNetworks:
-    """Draws `start` to `stop`: the network at w* + δ_s. Weights are made when first used, so chunks hold few at once.
+    """Draws `start` to `stop`: the network at w* + δ_s. Weights are sampled when first used, so chunks hold few.
 
-    Buffers (running statistics) stay those of w*.
+    Buffers (running statistics) are those of w*.
     """
 
     jacobians: Jacobians
@@ -126,15 +126,15 @@ def _bounds(part: slice, length: int) -> tuple[int, int]:
     """First and last (exclusive) of a slice of draws, which has step 1."""
     begin, end, step = part.indices(length)
     if step != 1:
-        raise ValueError("a slice of draws has step 1")
+        raise ValueError("a slice of draws must have step 1")
     return begin, max(begin, end)
 
 
 @dataclass(frozen=True)
 class NetworkLaplace:
-    """q(w) = N(w*, (H + Λ)⁻¹) pushed through the network itself; for comparison, known to do worse (Immer et al. 2021).
+    """q(w) = N(w*, (H + Λ)⁻¹) through the network itself; for comparison, known to do worse (Immer et al. 2021).
 
-    It states no output moments: those of the tangent model are not its own.
+    It has no output moments in closed form.
     """
 
     jacobians: Jacobians
@@ -150,7 +150,7 @@ class NetworkLaplace:
 
 @dataclass(frozen=True)
 class SampledLaplace:
-    """q(w) = N(w*, (H + Λ)⁻¹) known by draws alone, seen through the tangent model: no moments in closed form."""
+    """q(w) = N(w*, (H + Λ)⁻¹) given by draws only, through the tangent model; without moments in closed form."""
 
     jacobians: Jacobians
     gaussian: WeightGaussian
@@ -170,7 +170,7 @@ class SampledLaplace:
 
 @dataclass(frozen=True)
 class LinearisedLaplace:
-    """q(w) = N(w*, (H + Λ)⁻¹) seen through the tangent model."""
+    """q(w) = N(w*, (H + Λ)⁻¹) through the tangent model."""
 
     jacobians: Jacobians
     gaussian: WeightGaussian
@@ -205,9 +205,10 @@ class LinearisedLaplace:
         return Moments(torch.cat(means), torch.cat(covariances))
 
     def joint_covariance(self, split: Split) -> Tensor:
-        """Covariance [N·K, N·K] of the outputs at all points, float64. Memory N·K·P floats.
+        """Covariance [N·K, N·K] of the outputs at all points, float64. It needs memory for N·K·P numbers.
 
-        Raises `RunFailed` where that is more than the memory limit.
+        Raises:
+            RunFailed: that is more than the memory limit.
         """
         rows: list[Tensor] = []
         weights = sum(self.jacobians.sizes().values())
@@ -215,7 +216,7 @@ class LinearisedLaplace:
         memory_limit().reserve(
             f"the joint covariance of {outputs:,} outputs over {weights:,} weights",
             2 * 8 * outputs * weights,
-            "Take fewer test points (data.test_size), or method.weights=last_layer.",
+            "Use fewer test points (data.test_size), or method.weights=last_layer.",
         )
         with torch.no_grad(), true_float32():
             for x, _ in split.batches(64):

@@ -30,7 +30,7 @@ from bnn_runner.tasks import Task, TaskSpec
 
 
 def noise_of(rule: HyperRule | None) -> str:
-    """How a rule treats the regression noise: trained (it stays) or evidence."""
+    """How a rule treats the regression noise: trained (it is kept) or evidence (it is selected)."""
     return str(getattr(rule, "noise", "trained"))
 
 
@@ -43,7 +43,7 @@ _WHY = {
 
 
 def family_problems(structure: str, curvature: str, spec: TaskSpec, rule: HyperRule) -> list[str]:
-    """Why these do not go together (empty when they do)."""
+    """Why a structure, an output curvature and a task do not support a rule (empty when they do)."""
     problems = []
     family = family_of(rule)
     if not supports(structure, family):
@@ -54,13 +54,12 @@ def family_problems(structure: str, curvature: str, spec: TaskSpec, rule: HyperR
     if noise_of(rule) == "evidence":
         if spec.kind == "classification":
             problems.append(
-                f"hyper.noise=evidence chooses the noise of a regression, and data={spec.name} has classes. "
-                "Leave hyper.noise=trained."
+                f"hyper.noise=evidence requires a regression; data={spec.name} has classes. Use hyper.noise=trained."
             )
         if curvature == "empirical_fisher":
             problems.append(
-                "hyper.noise=evidence does not fit method.curvature=empirical_fisher, which is no multiple of the "
-                "noise precision. Use method.curvature=ggn or mc_fisher."
+                "hyper.noise=evidence does not support method.curvature=empirical_fisher, which is not proportional to "
+                "the noise precision. Use method.curvature=ggn or mc_fisher."
             )
     return problems
 
@@ -138,14 +137,14 @@ class PriorFamily:
 
 
 def _training_prior(network: Network, groups: Sequence[Group]) -> Tensor:
-    """The training prior's precision of each group, [T] float64. Raises `RunFailed` where a group has several."""
+    """The training prior's precision of each group, [T] float64. Raises `RunFailed` if a group has several."""
     start = []
     for group in groups:
         values = {network.prior_precision[name] for name in group.members}
         if len(values) > 1:
             raise RunFailed(
-                f"{group.name} is one block of the posterior and needs one prior precision, and its tensors have "
-                f"{sorted(values)}. Take prior=isotropic, or a structure with a block for each tensor "
+                f"{group.name} is one block of the posterior, so its tensors must have the same prior precision; got "
+                f"{sorted(values)}. Use prior=isotropic, or a structure with a block for each tensor "
                 "(method.structure=kfac method.bias=separate)."
             )
         start.append(values.pop())

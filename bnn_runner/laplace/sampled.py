@@ -26,19 +26,19 @@ from bnn_runner.runtime.torch_state import true_float32
 PROBES = 4
 """A point, of the diagonal of a curvature that is known by its products alone."""
 KEPT_FLOATS = 2**27
-"""Numbers of solved draws that are kept for the next call."""
+"""Numbers in solved draws that are kept for the next call."""
 
 
 def draws_at_once(size: int) -> int:
-    """Draws that are solved together, for P weights: 64 of small networks, 8 of large ones, fewer above 8 M.
+    """Draws that are solved together, for P weights: 64 for small networks, 8 for large ones, fewer above 8 M.
 
-    A dozen arrays of that many weight vectors live at once: 3 GiB at most in float32.
+    A dozen arrays of that many weight vectors exist at once: at most 3 GiB in float32.
     """
     return max(1, min(64, max(8, 2**20 // size), 2**26 // size))
 
 
 def normals(rows: GGNOperator, seed: int, start: int, stop: int) -> Tensor:
-    """n_s of draws `start` to `stop`, [S, P]; row s of (seed, s) alone."""
+    """n_s of draws `start` to `stop`, [S, P]; row s depends on (seed, s) only."""
     drawn = [
         torch.randn(rows.size, generator=generator(seed, "posterior", s), dtype=torch.float64)
         for s in range(start, stop)
@@ -47,7 +47,7 @@ def normals(rows: GGNOperator, seed: int, start: int, stop: int) -> Tensor:
 
 
 def whitening(rows: GGNOperator, precisions: Tensor, root: Tensor | None = None) -> Tensor:
-    """Λ^{-½}, [P], for one precision a tensor [T] or one for all [1]; times the g-prior's D where there is a `root`."""
+    """Λ^{-½}, [P], for one precision per tensor [T] or one for all [1]; times the g-prior's D, if `root` is given."""
     sizes = torch.tensor(list(rows.jacobians.sizes().values()))
     each = precisions.detach().cpu().double().expand(len(sizes)).repeat_interleave(sizes)
     scale = each.to(rows.device, rows.dtype).rsqrt()
@@ -56,10 +56,10 @@ def whitening(rows: GGNOperator, precisions: Tensor, root: Tensor | None = None)
 
 @dataclass(frozen=True)
 class SampledGaussian:
-    """N(0, (H + Λ)⁻¹) known by its draws, which are solved when they are asked for.
+    """N(0, (H + Λ)⁻¹) given by its draws, which are solved when needed.
 
-    They are solved in blocks that always hold the same draws, so that a draw is the same to the
-    last bit whichever slice asks for it. `moments_from` = (seed, S) are the draws that covariances are
+    They are solved in blocks that always contain the same draws, so that a draw is the same to the
+    last bit in every slice. `moments_from` = (seed, S) are the draws that covariances are
     averaged over. `root` [P] is D of the g-prior (see `g_prior`).
     """
 
@@ -90,7 +90,7 @@ class SampledGaussian:
             with true_float32(), torch.no_grad():
                 matrix, n = self._matrix(), normals(self.rows, seed, first, last)
                 epsilon = self.rows.targets(seed, first, last)
-                right = Right(n, matrix.scale * self.rows.pulled(epsilon), epsilon)
+                right = Right(n, matrix.scale * self.rows.vjp(epsilon), epsilon)
                 made = (matrix.scale * self.solver(matrix, right, n).values).to(self.dtype)
             while self._solved and made.numel() * (len(self._solved) + 1) > KEPT_FLOATS:
                 self._solved.pop(next(iter(self._solved)))
@@ -98,7 +98,7 @@ class SampledGaussian:
         return self._solved[seed, block]
 
     def product(self, vectors: Tensor) -> Tensor:
-        """Σ v for vectors [S, P], to the solver's accuracy; that of ‖Λ^{-½} v‖ = 1 for shorter ones."""
+        """Σ v for vectors [S, P], to the solver's accuracy (for ‖Λ^{-½} v‖ < 1, that of unit length)."""
         with true_float32(), torch.no_grad():
             matrix = self._matrix()
             fixed = matrix.scale * vectors.to(matrix.scale)
@@ -133,11 +133,10 @@ class _Block:
 
 @dataclass
 class SampledCurvature:
-    """H known by solved draws and by a stochastic spectrum; the random numbers are the same at every precision.
+    """H given by solved draws and a stochastic spectrum; the random numbers are the same at every precision.
 
-    `samples` draws (0 to S − 1 of `seed`) give effective dimensions, warm-started from the precision before;
-    `spectrum` gives log determinants. `error` and `residual` are the largest of the last solutions. `root`
-    [P] is D of the g-prior, the same as the spectrum's.
+    `samples` draws (0 to S − 1 of `seed`) give effective dimensions, warm-started from the last precision;
+    `spectrum` gives log determinants. `root` [P] is D of the g-prior, the same as the spectrum's.
     """
 
     rows: GGNOperator
@@ -162,8 +161,8 @@ class SampledCurvature:
         """n_g · (n_g − Λ^½ z_g) of each draw z, [S, T]; its mean is γ_g = Tr_g H (H + Λ)⁻¹.
 
         E n (Λ^½ z)ᵀ = Λ^½ (H + Λ)⁻¹ Λ^½ = I − M, so the mean is Tr_g M = γ_g, and the variance is at most
-        γ_g + Tr_g M² ≤ 2 γ_g. z_g · (H z)_g has the same mean and a variance that grows without bound as Λ gets
-        small beside H.
+        γ_g + Tr_g M² ≤ 2 γ_g. z_g · (H z)_g has the same mean, but a variance that grows without bound as Λ becomes
+        small compared with H.
         """
         at = self._key(precisions)
         if at not in self._found:
@@ -181,12 +180,12 @@ class SampledCurvature:
         return self._found[at]
 
     def _started(self) -> list[_Block]:
-        """Every block with u = n: exact wherever the data inform nothing, at every precision."""
+        """Every block, starting with u = n: exact where data have no influence, at every precision."""
         size = draws_at_once(self.rows.size)
         for first in range(0, 0 if self._blocks else self.samples, size):
             last = min(first + size, self.samples)
             n, epsilon = normals(self.rows, self.seed, first, last), self.rows.targets(self.seed, first, last)
-            self._blocks.append(_Block(n, self.rows.pulled(epsilon), epsilon, n))
+            self._blocks.append(_Block(n, self.rows.vjp(epsilon), epsilon, n))
         return self._blocks
 
     def effective_dimensions(self, precisions: Tensor) -> Tensor:
@@ -194,13 +193,16 @@ class SampledCurvature:
         return self.dimension_samples(precisions).mean(0)
 
     def log_det_ratio(self, precisions: Tensor) -> Tensor:
-        """Log det(H + Λ) − log det Λ by stochastic Lanczos quadrature; differentiable in one precision [1]; or NaN."""
+        """Log det(H + Λ) − log det Λ by stochastic Lanczos quadrature, differentiable in one precision [1].
+
+        NaN without a spectrum.
+        """
         if self.spectrum is None:
             return torch.full((), torch.nan, dtype=torch.float64)
         return self.log_det_samples(precisions).mean()
 
     def log_det_samples(self, precisions: Tensor) -> Tensor:
-        """One estimate a probe, [Q] float64."""
+        """One estimate per probe, [Q] float64."""
         assert self.spectrum is not None
         if bool((precisions == precisions[0]).all()):
             return self.spectrum.log_det(precisions[:1])

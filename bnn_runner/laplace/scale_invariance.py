@@ -1,4 +1,4 @@
-"""Parameters whose scale the network does not see, because a normalisation layer divides it out again."""
+"""Parameters whose scale has no influence on the network, because a normalisation layer divides it out."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ NO_EPS = 1e-30
 
 
 def scale_invariant(network: Network, x: Tensor, names: Sequence[str]) -> tuple[str, ...]:
-    """Those of `names` that belong to a layer whose weight (and bias with it) can be multiplied by k unseen.
+    """The tensors of `names` in layers whose weight (with its bias) can be rescaled without changing the outputs.
 
-    The invariance is that of training: batch statistics, which divide by the batch's own spread; in
-    evaluation mode with frozen statistics a batchnorm network does see the scale. So the outputs at
-    x [B, ...] (two points at least) are compared, in float64, between w and 3 w of one layer at a
-    time, with the layers' eps taken away, and a layer counts where they agree to 1e-6 relative.
-    A network without normalisation layers costs nothing.
+    The invariance is that of training, with batch statistics; in evaluation mode with frozen statistics, a
+    batchnorm network does depend on the scale. So the outputs at x [B, ...] (at least two points) are compared,
+    in float64, between w and 3 w of one layer at a time, without the norm layers' eps; a layer counts where they
+    agree to 1e-6 relative. A network without normalisation layers costs nothing.
     """
     norms = [m for m in network.module.modules() if isinstance(m, _NORMS)]
     if not norms:
@@ -36,7 +35,7 @@ def scale_invariant(network: Network, x: Tensor, names: Sequence[str]) -> tuple[
     inputs = x.double() if x.is_floating_point() else x
 
     def outputs(changed: dict[str, Tensor]) -> Tensor:
-        # Batch statistics write running ones: into copies.
+        # Batch statistics update running ones: of copies.
         fresh = {n: tensors[n].clone() for n in network.buffers}
         return functional_call(network.module, tensors | fresh | changed, (inputs,))
 

@@ -1,12 +1,12 @@
 """Solvers of (I + H̃) u = b for many right-hand sides, by products with H̃ = Λ^{-½} H Λ^{-½} alone.
 
-Here u = Λ^½ z are whitened weights. The error of a solution with residual r is told in posterior standard
+Here u = Λ^½ z are whitened weights. The error of a solution with residual r is measured in posterior standard
 deviations: e = (I + H̃)⁻¹ r has |aᵀe| ≤ sd(aᵀu) · √(rᵀ(I + H̃)⁻¹r) in every direction a, and that root is at
 most ‖r‖, which is computed. So no linear function of the weights, and no output of the tangent model at any
-input, is off by more than `error` = ‖r‖ of its own posterior standard deviation.
+input, is off by more than `error` = ‖r‖ times its own posterior standard deviation.
 
-The prior is the only preconditioner: on trained networks Kronecker factors or the diagonal of H, which
-fill directions that the data do not inform, needed from 1.1 to 8 times as many steps (and more) as none.
+The prior is the only preconditioner: on trained networks, Kronecker factors or the diagonal of H, which
+fill directions without data, needed from 1.1 to more than 8 times as many steps.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bnn_runner.errors import RunFailed
 from bnn_runner.rng import generator
 
 ENOUGH_PROGRESS = 0.5
-"""A further round of conjugate gradients is made while it at least halves the error."""
+"""Conjugate gradients restart as long as a round at least halves the error."""
 STEEPEST_BATCHES, STEEPEST_STEPS = 3, 8
-"""Minibatches, and power iterations on each, by which the longest step of descent is found."""
+"""Minibatches, and power iterations on each, to find the longest step of descent."""
 DIVERGED = 10.0
-"""A relative residual above this is no slow descent."""
+"""A relative residual above this means divergence, not slow descent."""
 
 Objective = Literal["low_variance", "noisy_targets"]
 
@@ -39,13 +39,13 @@ class Whitened:
     scale: Tensor
 
     def product(self, vectors: Tensor, indices: Tensor | None = None) -> Tensor:
-        """H̃ v for vectors [S, P]; with `indices`, from these points alone. One pass over them."""
+        """H̃ v for vectors [S, P]; with `indices`, from these points only. One pass over them."""
         return self.scale * self.rows.product(self.scale * vectors, indices)
 
 
 @dataclass(frozen=True)
 class Right:
-    """Right-hand sides b = fixed + noise [S, P]; of draws, noise = Λ^{-½} JᵀRε with `epsilon` [N, C, S]."""
+    """Right-hand sides b = fixed + noise [S, P]; for draws, noise = Λ^{-½} JᵀRε with `epsilon` [N, C, S]."""
 
     fixed: Tensor
     noise: Tensor
@@ -66,7 +66,7 @@ class Solution:
 
 
 class Solver(Protocol):
-    """What solves (I + H̃) u = b from a start [S, P]."""
+    """Solves (I + H̃) u = b from a start [S, P]."""
 
     def __call__(self, matrix: Whitened, right: Right, start: Tensor) -> Solution: ...
 
@@ -78,10 +78,10 @@ def _solution(values: Tensor, residual: Tensor, right: Tensor) -> Solution:
 
 @dataclass(frozen=True)
 class ConjugateGradients:
-    """Each right-hand side on its own, all in the same passes, until every error is within `tolerance`.
+    """Conjugate gradients for each right-hand side, in common passes, until every error is within `tolerance`.
 
-    At most `passes` over the data are made. The error is that of the true residual, made anew at the end of a
-    round; where rounding has moved it off the one of the recursion, another round starts from there.
+    At most `passes` over the data. The error is that of the true residual, recomputed at the end of a
+    round; where rounding has made it differ from that of the recursion, another round starts from there.
     """
 
     tolerance: float
@@ -101,19 +101,19 @@ class ConjugateGradients:
                 break
             moved = self._round(matrix, u, residual, left)
             again = residual_of(moved)
-            better = (again.norm(dim=1) < error).unsqueeze(1)  # rounding can make it worse: then the old one is kept
+            better = (again.norm(dim=1) < error).unsqueeze(1)  # rounding can make it worse; then the old one is kept
             u, residual = torch.where(better, moved, u), torch.where(better, again, residual)
             if float(residual.norm(dim=1).max()) > ENOUGH_PROGRESS * float(error.max()):
                 break
         if not bool(torch.isfinite(residual).all()):
             raise RunFailed(
-                "conjugate gradients met a value that is not finite: the curvature holds NaN or infinity, or the prior "
-                "is too weak for its rounding. Raise the prior precision (hyper=fixed hyper.precision=...)."
+                "conjugate gradients met NaN or infinity: the curvature is not finite, or the prior is too weak "
+                "compared with rounding. Raise the prior precision (hyper=fixed hyper.precision=...)."
             )
         return _solution(u, residual, b)
 
     def _round(self, matrix: Whitened, start: Tensor, residual: Tensor, passes: int) -> Tensor:
-        """At most `passes` steps from `start` [S, P]; a side that has converged is left alone."""
+        """At most `passes` steps from `start` [S, P]; right-hand sides that have converged are skipped."""
         solution = start.clone()
         active = torch.nonzero(residual.norm(dim=1) > self.tolerance).squeeze(1)
         r = direction = residual[active]
@@ -137,8 +137,8 @@ class ConjugateGradients:
 class Descent:
     """Stochastic gradient descent with Nesterov's momentum, and the average of the last half of its iterates.
 
-    `step` is the step size in units of the inverse of the largest eigenvalue that a minibatch's matrix
-    has; `passes` over the data are the budget. The objective of a draw is quadratic, with the same minimum in
+    `step` is in units of the inverse of the largest eigenvalue of a minibatch's matrix; at most `passes` over the
+    data are made. The objective of a draw is quadratic, with the same minimum in
     both forms (Antorán et al. 2023): low_variance, ½‖RᵀJ z‖² + ½‖z − θ‖²_Λ with θ = θ₀ + Λ⁻¹JᵀRε;
     noisy_targets, ½‖RᵀJ z − ε‖² + ½‖z − θ₀‖²_Λ. Their minibatch gradients differ in variance.
     """
@@ -180,8 +180,8 @@ class Descent:
         solution = _solution(average, right.total - average - matrix.product(average), right.total)
         if not bool(torch.isfinite(solution.error).all()) or float(solution.residual.max()) > DIVERGED:
             raise RunFailed(
-                f"stochastic gradient descent on the draws diverged at method.sgd_step={self.step}. The step is too "
-                "long for some minibatch. Lower method.sgd_step, or raise method.sgd_batch_size."
+                f"gradient descent for the draws diverged with method.sgd_step={self.step}: the step is too long for "
+                "some minibatch. Lower method.sgd_step, or raise method.sgd_batch_size."
             )
         return solution
 

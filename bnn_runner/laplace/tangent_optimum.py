@@ -1,11 +1,11 @@
 """The tangent model h(x, v) = f(x, w*) + J(x)(v − w*) and its own optimum v*.
 
-v* = argmin_v  L_h(v) = Σ_n −log p(y_n | h(x_n, v)) + ½ vᵀΛv, which is convex. A network with
-normalisation layers, or one whose training stopped early, is no stationary point of L_f at w*; the
-evidence of the tangent model is to be taken at v* (Antorán et al. 2022). Weights held at MAP
-stay at w* and have no part in the penalty.
+v* = argmin_v  L_h(v) = Σ_n −log p(y_n | h(x_n, v)) + ½ vᵀΛv, which is convex. For a network with
+normalisation layers, or one whose training stopped early, w* is not a stationary point of L_f; the
+evidence of the tangent model is then to be taken at v* (Antorán et al. 2022). Weights held at MAP
+stay at w* and are not part of the penalty.
 
-Where the outputs of the training set are few, v* is found in function space (`dual_tangent`); elsewhere by
+Where the training set has few outputs, v* is found in function space (`dual_tangent`); otherwise by
 conjugate gradients within a number of passes over the data.
 """
 
@@ -29,23 +29,28 @@ from bnn_runner.tasks import Task
 
 POINTS = 128
 """Points that are differentiated at once, at most."""
-PASSES_KEPT, PASSES_ANEW = 2000, 100
-"""Budgets of passes over the data, where they cost little and where each differentiates anew."""
+PASSES_KEPT, PASSES_RECOMPUTED = 2000, 100
+"""Default numbers of passes over the data, with kept Jacobians and where each pass differentiates again."""
 FLOAT32_GRADIENT = 1e-5
-"""Relative gradients below this are rounding where products are made anew in float32."""
+"""Relative gradients below this are rounding, where products are recomputed in float32."""
 GAP_NATS = 1e-3
-"""So close to its optimum the evidence is as good as there."""
+"""Distance of the evidence from its optimum that is negligible."""
 _T = TypeVar("_T")
 MOST_SHAPES = 3
-"""Gram matrices are made anew for another shape of Λ this many times."""
+"""Gram matrices are recomputed for another shape of Λ at most this many times."""
 
 
 @dataclass(frozen=True)
 class TangentOptimum:
-    """v* [P], Σ log p(y | h(v*)) in standardised units, what is left to gain, and passes over the data.
+    """The end of a search for v*.
 
-    `gradient` is ‖∇L_h‖ relative to what its parts add up to; `gap` is ½ gᵀΛ⁻¹g in nats: at most so much
-    is L_h above its minimum, and the evidence below its value at v*, since L_h is convex beyond its penalty.
+    Attributes:
+        weights: v* [P].
+        loglik: Σ log p(y | h(v*)) in standardised units.
+        gradient: ‖∇L_h‖ relative to the sum of its parts' norms.
+        gap: ½ gᵀΛ⁻¹g in nats: L_h is at most this far above its minimum, and the evidence this far below its value at
+            v*, since L_h minus its penalty is convex.
+        passes: over the data.
     """
 
     weights: Tensor
@@ -57,7 +62,7 @@ class TangentOptimum:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A batch: outputs f [B, K] at w*, targets, and its Jacobian as kept rows [B, K, P] or as products."""
+    """A batch: outputs f [B, K] at w*, targets, and its Jacobian, as kept rows [B, K, P] or as products."""
 
     outputs: Tensor
     targets: Tensor
@@ -83,7 +88,7 @@ class _Piece:
 class _State:
     """L_h(v) and its gradient [P] (0 where weights are held), Σ log p, the outputs h(v) [N, K].
 
-    `size` is what the gradient's two parts would have together if they did not cancel.
+    `size` is the sum of the norms of the gradient's two parts.
     """
 
     value: float
@@ -99,10 +104,10 @@ class _State:
 
 @dataclass
 class TangentModel:
-    """The tangent model on the training set. Counts its passes: the cost of all that is done with it.
+    """The tangent model on the training set. It counts its passes over the data, which are its cost.
 
-    The Jacobians of the whole training set are kept where they are within `MemoryBudget.kept_bytes`; beyond it,
-    or where memory runs out while they are collected, each pass differentiates anew. A pass for which memory
+    The Jacobians of the training set are kept where they fit into `kept_bytes` of the memory limit; otherwise,
+    or where memory runs out while they are collected, each pass differentiates again. A pass in which memory
     runs out starts again with half as many points at once, counted in `repairs`.
     """
 
@@ -129,22 +134,22 @@ class TangentModel:
 
     @property
     def max_passes(self) -> int:
-        """Passes over the data that are made where none are asked for."""
-        return PASSES_KEPT if self.keeps else PASSES_ANEW
+        """The default number of passes over the data."""
+        return PASSES_KEPT if self.keeps else PASSES_RECOMPUTED
 
     def reachable(self, tolerance: float) -> float:
-        """The relative gradient that can be asked for."""
+        """`tolerance`, or the smallest relative gradient that rounding allows."""
         float64 = self.jacobians.network.parameters[self.jacobians.names[0]].dtype == torch.float64
         return tolerance if float64 or self.keeps else max(tolerance, FLOAT32_GRADIENT)
 
     @property
     def in_function_space(self) -> bool:
-        """Whether v* is found there, exactly; no longer where each Λ has had another shape (see `Grams`)."""
+        """Whether v* is found in function space; no longer after several Λ of different shapes (see `Grams`)."""
         made = 0 if self._grams is None else self._grams.made
         return made <= MOST_SHAPES and dual_tangent.affordable(self.task, self.jacobians)
 
     def _halved(self, work: Callable[[], _T]) -> _T:
-        """A whole pass; where memory runs out, again from its beginning in smaller chunks."""
+        """A whole pass; where memory runs out, it starts again in smaller chunks."""
         return halving(work, self._halve)
 
     def _halve(self) -> bool:
@@ -179,7 +184,7 @@ class TangentModel:
             self._kept = made
 
     def state(self, v: Tensor, precisions: Tensor) -> _State:
-        """All that is known of L_h at v. One pass."""
+        """L_h at v, with its gradient. One pass."""
         return self._halved(lambda: self._state(v, precisions))
 
     def _state(self, v: Tensor, precisions: Tensor) -> _State:
@@ -218,16 +223,19 @@ class TangentModel:
         max_passes: int,
         guess: WeightGaussian | None = None,
     ) -> TangentOptimum:
-        """v* by `newton`, which has the same arguments, or in function space where that is affordable and Σ unknown."""
+        """v* in function space where that is affordable and there is no `guess`, else by `newton`.
+
+        The arguments are those of `newton`.
+        """
         if guess is None and self.in_function_space:
             found = self.dual_optimum(precisions, tolerance)
             if found.gradient <= tolerance or found.gap <= GAP_NATS:
                 return found
-            start = found.weights  # a weak prior leaves it rounding
+            start = found.weights  # under a weak prior rounding limits it
         return self.newton(precisions, start, tolerance, max_passes, guess)
 
     def dual_optimum(self, precisions: Tensor, tolerance: float) -> TangentOptimum:
-        """v* = Λ⁻¹Jᵀα; a few passes for the Gram matrix, which serves every multiple of Λ, and two for v*."""
+        """v* = Λ⁻¹Jᵀα: a few passes for the Gram matrix, which is shared by all multiples of Λ, and two for v*."""
         first = self.passes
         if self._grams is None:
             self._grams = dual_tangent.Grams(self.task, self.jacobians, self.progress, self.repairs)
@@ -243,13 +251,13 @@ class TangentModel:
         found = dual_tangent.mode(gram, offset, targets, self.likelihood, start, tolerance)
         self._alpha = found.alpha
         free = precisions > 0
-        prior, gradient = self._pulled(found.alpha) * free, self._pulled(found.alpha - found.score) * free
+        prior, gradient = self._vjp(found.alpha) * free, self._vjp(found.alpha - found.score) * free
         weights = torch.where(free, prior / torch.where(free, precisions, 1), self.centre)
         size = float(prior.norm() + (prior - gradient).norm())
         ratio = float(gradient.norm()) / max(size, 1e-300)
         return TangentOptimum(weights, found.loglik, ratio, _gap(gradient, precisions), self.passes - first)
 
-    def _pulled(self, values: Tensor) -> Tensor:
+    def _vjp(self, values: Tensor) -> Tensor:
         """Jᵀu for values [N, K], [P]. One pass."""
 
         def work() -> Tensor:
@@ -269,14 +277,18 @@ class TangentModel:
         max_passes: int,
         guess: WeightGaussian | None = None,
     ) -> TangentOptimum:
-        """v* by Newton steps, each by conjugate gradients preconditioned with `guess` Σ ≈ (H + Λ)⁻¹, or with Λ⁻¹.
+        """v* by Newton steps, each by preconditioned conjugate gradients.
 
-        The full curvature is such a guess. Kronecker factors and diagonals are none: on trained networks they
-        needed more steps than the prior. `precisions` [P] is the diagonal of Λ; where it is 0 a weight is held.
-        Stops where ‖∇L_h‖ is `tolerance` of what its parts (data, prior) add up to without cancelling, or when
-        `max_passes` passes over the data are spent; a pass differentiates anew where the Jacobians are too many to
-        keep. With the full curvature and Gaussian noise it takes one step, which is the closed form
+        With the full curvature and Gaussian noise it takes one step, which is the closed form
         (H + Λ)⁻¹JᵀB(y − f + Jw*).
+
+        Args:
+            precisions: the diagonal of Λ, [P]; a weight where it is 0 is held.
+            start: first v [P].
+            tolerance: stop where ‖∇L_h‖ is this fraction of the sum of its parts' norms (data, prior).
+            max_passes: most passes over the data.
+            guess: the preconditioner Σ ≈ (H + Λ)⁻¹; None is Λ⁻¹. The full curvature is a good one. Kronecker factors
+                and diagonals are not: on trained networks they needed more steps than the prior.
         """
         spent, v, self._last_pass = self.passes, start, self.passes + max_passes
         at = self.state(v, precisions)

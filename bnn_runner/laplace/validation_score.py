@@ -1,4 +1,4 @@
-"""The validation score of prior precisions: the mean log-likelihood of the predictive that the method has."""
+"""The validation score of prior precisions: the mean log-likelihood under the method's own predictive."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def validation_logliks(
 ) -> list[float]:
     """Mean log-likelihood of the validation part for each candidate [T]; one pass over the Jacobians.
 
-    Regression: the exact Gaussian predictive. Classes and heteroscedastic regression have none: `VALIDATION_DRAWS`
-    draws of each point's outputs. (Probit would take the logits' common shift, which no softmax sees and no data
-    inform, for doubt, and shrink the posterior to nothing.)
+    Regression: by the exact Gaussian predictive. Classes and heteroscedastic regression have none: by
+    `VALIDATION_DRAWS` draws of each point's outputs. (Probit would mistake the logits' common shift, which affects
+    neither softmax nor data, for uncertainty, and so shrink the posterior to nothing.)
     """
     gaussians = [curvature.gaussian(c) for c in candidates]
     likelihood = jacobians.network.likelihood
@@ -51,7 +51,7 @@ def validation_logliks(
 
 
 def _sampled_log_prob(likelihood: Likelihood, y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-    """Log E p(y_b | f_b) [B] over outputs f_b ~ N(mean_b, covariance_b), by draws that are the same in every call."""
+    """Log E p(y_b | f_b) [B] over outputs f_b ~ N(mean_b, covariance_b), by the same draws in every call."""
     stream = generator(0, "validation outputs")
     normal = torch.randn(VALIDATION_DRAWS, 1, mean.shape[-1], generator=stream, dtype=torch.float64).to(mean)
     values, vectors = torch.linalg.eigh(covariance.to(mean))
@@ -64,9 +64,9 @@ def _sampled_log_prob(likelihood: Likelihood, y: Tensor, mean: Tensor, covarianc
 def network_validation_logliks(
     task: Task, jacobians: Jacobians, curvature: Curvature, candidates: Sequence[Tensor]
 ) -> list[float]:
-    """The same of draws of the weights pushed through the network itself: log E p(y | f(x, w* + δ)).
+    """The same for draws of the network itself: log E p(y | f(x, w* + δ)).
 
-    `VALIDATION_DRAWS` draws, from the same normals for every candidate.
+    By `VALIDATION_DRAWS` draws, from the same normals for every candidate.
     """
     likelihood = jacobians.network.likelihood
     found = []

@@ -1,4 +1,4 @@
-"""MacKay's loop: train, fit, re-estimate the precisions, and train on under them, until they settle."""
+"""`hyper=mackay_loop`: train, fit, re-estimate the precisions, train on under them, until they converge."""
 
 from __future__ import annotations
 
@@ -22,15 +22,24 @@ from bnn_runner.training.schedules import Schedule
 
 @dataclass(frozen=True)
 class MacKayLoop:
-    """Rounds of training to the end of the schedule and of MacKay's fixed point at the weights found (MacKay 1992).
+    """Rounds of training to the end of the schedule, then MacKay's fixed point at the weights (MacKay 1992).
 
-    Each round begins where the last one ended, with the optimiser and the learning rate anew, and takes
-    `retrain_epochs` (null: the schedule's). The precisions are the fixed point λ_g = γ_g / ‖w_g‖² under the
-    curvature at the round's weights, for one λ (family=isotropic), one a parameter tensor (layerwise), or one
-    for each scale-invariant tensor and one for all others (groupwise). The loop ends when no log λ moves by
-    more than `tolerance` from round to round, or after `rounds` trainings. Where it settles and training
-    reaches the optimum, λ and w are the joint optimum of the evidence. structure, curvature and
-    fisher_samples are those of the curvature in the loop, over all weights. Cost: up to `rounds` trainings.
+    A round starts at the weights of the last one, with a new optimiser and the schedule's learning rates. The
+    precisions are the fixed point λ_g = γ_g / ‖w_g‖² under the curvature at the round's weights. Where the loop
+    converges and training reaches the optimum, λ and w are the joint optimum of the evidence. Cost: up to
+    `rounds` trainings.
+
+    Attributes:
+        family: one λ (isotropic), one per parameter tensor (layerwise), or one for each scale-invariant tensor and
+            one for all others (groupwise).
+        rounds: most trainings.
+        retrain_epochs: epochs of every round after the first; None is the schedule's number.
+        tolerance: change of log λ from round to round at which the loop ends.
+        structure: of the curvature in the loop, over all weights; auto is full for small networks, else kfac.
+        curvature: as in `Laplace`.
+        fisher_samples: as in `Laplace`.
+        low: smallest precision.
+        high: largest precision.
     """
 
     family: Literal["isotropic", "layerwise", "groupwise"] = "isotropic"
@@ -48,9 +57,9 @@ class MacKayLoop:
     def __post_init__(self) -> None:
         problems = self._evidence.problems()
         if self.rounds < 1:
-            problems.append(f"hyper.rounds={self.rounds} trains nothing. It must be 1 or more.")
+            problems.append(f"hyper.rounds must be at least 1; got {self.rounds}.")
         if self.retrain_epochs is not None and self.retrain_epochs < 1:
-            problems.append(f"hyper.retrain_epochs={self.retrain_epochs} trains nothing. Give 1 or more, or null.")
+            problems.append(f"hyper.retrain_epochs must be at least 1, or null; got {self.retrain_epochs}.")
         problems += tolerance_problems(self.tolerance)
         raise_all(problems)
         self._fixed_point()  # refuses bounds that leave no room
@@ -60,7 +69,7 @@ class MacKayLoop:
         return NetworkEvidence(self.structure, self.curvature, self.fisher_samples)
 
     def _fixed_point(self) -> FixedPoint:
-        """A few steps a round: what is left to go, the next round goes."""
+        """With a few steps: the next round continues from there."""
         return FixedPoint(family=self.family, steps=20, tolerance=self.tolerance / 10, low=self.low, high=self.high)
 
     def choose(self, problem: PrecisionProblem) -> Choice:
@@ -119,8 +128,8 @@ class MacKayLoop:
             )
         if last["largest_move"] > self.tolerance:
             notes.append(
-                f"hyper=mackay_loop: after {len(trace)} rounds a precision still moves by {last['largest_move']:.2g} "
-                "of a logarithm; raise hyper.rounds, or train longer"
+                f"hyper=mackay_loop: after {len(trace)} rounds log λ still changes by {last['largest_move']:.2g}; "
+                "raise hyper.rounds, or train longer"
             )
             return "not converged", tuple(notes)
         return last["status"], tuple(notes)

@@ -1,4 +1,4 @@
-"""The evidence of a network as it stands in training, as a problem for a rule that chooses precisions."""
+"""The evidence of a network at its current weights during training, as a problem for a rule."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task
 
 FULL_UP_TO = 1000
-"""Rows of the smaller side up to which `auto` takes the full curvature: it is fitted again and again."""
+"""Rows of the smaller side up to which `auto` takes the full curvature, which is refitted at every update."""
 
 
 @dataclass(frozen=True)
 class NetworkEvidence:
-    """Which curvature the evidence stands on, over all weights at w*.
+    """The evidence under a curvature over all weights.
 
-    `points`: a random subset of so many training points, whose curvature counts N/points times, so that
-    its expectation is that of all N; the log-likelihood is that of all points. None: all.
+    Attributes:
+        structure: of the curvature; auto is full for small networks, else kfac.
+        curvature: as in `Laplace`.
+        fisher_samples: as in `Laplace`.
+        points: size of a random subset of the training points for the curvature, which then counts N/points times, so
+            that its expectation is that of all N; the log-likelihood is always that of all points. None: all.
     """
 
     structure: TrainingStructure = "auto"
@@ -42,20 +46,25 @@ class NetworkEvidence:
         """What is wrong with the settings, in terms of the keys of `hyper`."""
         found = []
         if self.fisher_samples < 1:
-            found.append(f"hyper.fisher_samples={self.fisher_samples} samples nothing. It must be 1 or more.")
+            found.append(f"hyper.fisher_samples must be at least 1; got {self.fisher_samples}.")
         if self.fisher_samples > 1 and self.curvature != "mc_fisher":
             found.append(
-                f"hyper.fisher_samples={self.fisher_samples} would be ignored under hyper.curvature={self.curvature}."
-                " Use hyper.curvature=mc_fisher with it, or drop it."
+                f"hyper.fisher_samples={self.fisher_samples} requires hyper.curvature=mc_fisher; got "
+                f"hyper.curvature={self.curvature}. Set hyper.curvature=mc_fisher, or remove hyper.fisher_samples."
             )
         if self.points is not None and self.points < 1:
-            found.append(f"hyper.points={self.points} leaves no point for the curvature. Give 1 or more, or null.")
+            found.append(f"hyper.points must be at least 1, or null for all points; got {self.points}.")
         return found
 
     def at(self, network: Network, task: Task, seed: int) -> PrecisionProblem:
-        """The problem at the network's weights and precisions; `seed` names sampled targets and the subset.
+        """The problem at the network's weights and precisions; the network is not changed.
 
-        Every parameter tensor is a group of its own, under its own name. The network is left as it was found.
+        Every parameter tensor is a group under its own name.
+
+        Args:
+            network: at its current weights.
+            task: its training set.
+            seed: of sampled targets and of the subset of points.
         """
         count = len(task.train)
         part, scale = task, 1.0
@@ -90,4 +99,4 @@ class NetworkEvidence:
 
 
 def _no_validation(_: object) -> NoReturn:
-    raise UserError("a rule that acts in training chooses by the evidence; there is no validation score in training.")
+    raise UserError("hyper rules that act during training do not support a validation score; they use the evidence.")

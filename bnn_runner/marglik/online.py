@@ -1,4 +1,4 @@
-"""Marginal likelihood during training: every few epochs some gradient steps in the log precisions."""
+"""`hyper=online`: marginal likelihood during training, by some gradient steps in log λ every few epochs."""
 
 from __future__ import annotations
 
@@ -29,17 +29,27 @@ from bnn_runner.training.schedules import Schedule
 class Online:
     """Empirical Bayes while the network is trained (Immer et al. 2021, algorithm 1).
 
-    After each `frequency`-th epoch past `burn_in`, and after the last one, the curvature is fitted at the
-    weights of the moment and `steps` steps of Adam with rate `lr` climb the evidence in log λ_g, along
-    ½ (γ_g − λ_g ‖w_g‖²); Adam's moments stay from update to update. Training goes on under the new precisions.
-    family: one λ (isotropic), one a parameter tensor (layerwise), or one for each scale-invariant tensor and
-    one for all others (groupwise). structure, curvature and fisher_samples are those of the curvature, over
-    all weights; `points` is the size of a random subset of the training data that it is taken on, counted
-    N/points times (null: all of them). Subset and sampled targets are the same in all updates, so that
-    evidences compare. keep=best ends with the weights and precisions of the update with the largest evidence,
-    keep=last with the last ones. An untrained network has a small γ, which drives λ up and keeps it untrained:
-    where the first epochs learn little, give a `burn_in`. Cost of an update: one pass forward over the
-    training set, one fit of the curvature on `points`, and O(P) a step.
+    An update fits the curvature at the current weights and climbs the evidence in log λ_g by Adam, along
+    ½ (γ_g − λ_g ‖w_g‖²); Adam's moments persist from update to update. Training continues under the new
+    precisions. An untrained network has a small γ, which drives λ up and keeps it untrained: where the first
+    epochs learn little, set a `burn_in`. Cost of an update: one forward pass over the training set, one fit of the
+    curvature on `points`, and O(P) per step.
+
+    Attributes:
+        family: one λ (isotropic), one per parameter tensor (layerwise), or one for each scale-invariant tensor and
+            one for all others (groupwise).
+        burn_in: epochs before the first update.
+        frequency: epochs between updates; there is always one after the last epoch.
+        steps: Adam steps per update.
+        lr: Adam's learning rate in log λ.
+        structure: of the curvature, over all weights; auto is full for small networks, else kfac.
+        curvature: as in `Laplace`.
+        fisher_samples: as in `Laplace`.
+        points: size of a random subset of the training data for the curvature, counted N/points times; None is all.
+            Subset and sampled targets are the same in all updates, so that their evidences can be compared.
+        keep: end with the weights and precisions of the update with the largest evidence (best), or the last ones.
+        low: smallest precision.
+        high: largest precision.
     """
 
     family: Literal["isotropic", "layerwise", "groupwise"] = "layerwise"
@@ -60,16 +70,16 @@ class Online:
     def __post_init__(self) -> None:
         problems = self._evidence.problems()
         problems += [
-            f"hyper.{key}={value} updates nothing. It must be 1 or more."
+            f"hyper.{key} must be at least 1; got {value}."
             for key, value in (("frequency", self.frequency), ("steps", self.steps))
             if value < 1
         ]
         if self.burn_in < 0:
-            problems.append(f"hyper.burn_in={self.burn_in} is no number of epochs. It must be 0 or more.")
+            problems.append(f"hyper.burn_in must be 0 or more epochs; got {self.burn_in}.")
         if not 0 < self.lr < math.inf:
-            problems.append(f"hyper.lr={self.lr} is not a learning rate. It must be above 0 and finite.")
+            problems.append(f"hyper.lr must be positive and finite; got {self.lr}.")
         if not 0 < self.low < self.high < math.inf:
-            problems.append(f"hyper.low={self.low} and hyper.high={self.high} leave no room. They need 0 < low < high.")
+            problems.append(f"hyper.low and hyper.high must satisfy 0 < low < high; got {self.low} and {self.high}.")
         raise_all(problems)
 
     @property
@@ -123,7 +133,7 @@ class Online:
             }
 
     def _climb(self, problem: PrecisionProblem, ties: Tensor, state: TuningState) -> tuple[Tensor, bool]:
-        """Log λ of the variables after the steps, and whether every gradient was finite (else they stop before it)."""
+        """Log λ of the variables after the steps, and whether every gradient was finite (else the steps stop there)."""
         count = int(ties.max()) + 1
         zeros = torch.zeros(count, dtype=torch.float64)
         start = torch.where(problem.start > 0, problem.start, 1.0).clamp(self.low, self.high).log()
@@ -154,7 +164,7 @@ class Online:
             )
         bad = [row["epoch"] for row in trace if row["status"] != "ok"]
         if bad:
-            notes.append(f"hyper=online: the evidence had no finite gradient after epochs {bad}; they changed nothing")
+            notes.append(f"hyper=online: the evidence had no finite gradient after epochs {bad}; no precision changed")
         ends = [v for k, v in kept.items() if k.startswith("precision/")]
         if any(v <= self.low * 1.001 or v >= self.high * 0.999 for v in ends):
             notes.append("hyper=online: a precision ended at a bound; widen hyper.low or hyper.high, or train longer")

@@ -1,4 +1,4 @@
-"""Runs of chains: the loop over steps, what is kept, and going on after an interruption."""
+"""Running chains: the loop over steps, which draws are kept, and resuming after an interruption."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Gradients(Protocol):
 
 
 class ChainBatches:
-    """Minibatches of L chains, each in its own order of the clean training set; every point once an epoch."""
+    """Minibatches for L chains, each in its own order of the clean training set; every point once per epoch."""
 
     def __init__(self, split: Split, seeds: Sequence[int], batch_size: int) -> None:
         self.split, self.seeds = split, tuple(seeds)
@@ -55,7 +55,7 @@ class ChainBatches:
 
 @dataclass(frozen=True)
 class Chains:
-    """What a run of chains leaves: weights [L, M, P] and log density estimates [L, M] of the draws kept."""
+    """The draws that are kept: weights [L, M, P] and estimates of the log density [L, M]."""
 
     weights: Tensor
     values: Tensor
@@ -73,10 +73,24 @@ def run_stochastic(
     checkpoint: Checkpoint,
     progress: Progress = lambda stage, done, total: None,
 ) -> Chains:
-    """`total` steps of L chains; the weights after each step of `kept` (ascending) are the draws.
+    """Run L chains; the weights after each step of `kept` are the draws.
 
-    Raises `RunFailed` when weights are no longer finite. Interrupted through `progress`, it leaves a
-    checkpoint from which the same call goes on, to the same draws.
+    Interrupted through `progress`, it saves a checkpoint from which the same call resumes, with the same draws.
+
+    Args:
+        gradients: of the log density.
+        dynamics: one step of the chains.
+        start: state of the chains before the first step.
+        steps: step sizes.
+        kept: steps whose weights are draws, ascending.
+        total: number of steps.
+        temperature: of the target.
+        seeds: one per chain.
+        checkpoint: of the state.
+        progress: called as progress(stage, done, total).
+
+    Raises:
+        RunFailed: weights are not finite.
     """
     state, position = start, start.position
     lanes, size = position.shape
@@ -89,11 +103,11 @@ def run_stochastic(
     noise = ChainNoise(seeds, "chain noise", size, position.dtype, position.device)
     t = first
 
-    def standing() -> dict[str, Any]:
+    def current() -> dict[str, Any]:
         return {"t": t, "state": state.tensors(), "weights": weights[:, :stored], "values": values[:, :stored]}
 
     for t in range(first, total):
-        checkpoint.tick(standing, partial(progress, "sampling", t, total))
+        checkpoint.tick(current, partial(progress, "sampling", t, total))
         value, gradient = gradients(state.position, t)
         state = dynamics(state, gradient, steps.at(t), temperature if steps.noisy(t) else 0.0, noise.at(t))
         keep = stored < len(kept) and kept[stored] == t
@@ -111,8 +125,8 @@ def _check_finite(position: Tensor, t: int, total: int, step: float) -> None:
     if not bool(finite.all()):
         bad = int((~finite).nonzero()[0])
         raise RunFailed(
-            f"chain {bad} diverged: its weights are no longer finite at step {t + 1} of {total}, where the step size "
-            f"is {step:.3g}. Lower method.step (a tenth of that is a good next try)."
+            f"chain {bad} diverged: its weights are no longer finite at step {t + 1} of {total}, with step size "
+            f"{step:.3g}. Lower method.step, for example to a tenth of that."
         )
 
 
@@ -142,17 +156,32 @@ def run_hamiltonian(
     checkpoint: Checkpoint,
     progress: Progress = lambda stage, done, total: None,
 ) -> HamiltonianRun:
-    """`warmup` adapting transitions, then every `thinning`-th of draws × thinning with the step size fixed.
+    """`warmup` transitions that adapt the step sizes, then every `thinning`-th of draws × thinning transitions.
 
-    Trajectories have length `trajectory` · (1 ± jitter) in units of the mass's inverse root; where that may be
-    more than `most_leapfrogs` steps, `trajectory` is shortened until it is not. Raises `RunFailed` where the start
-    has no finite density.
+    Args:
+        target: log density and gradient.
+        start: positions [L, P].
+        mass: diagonal of the mass matrix, [P].
+        warmup: number of adapting transitions.
+        draws: per chain.
+        thinning: transitions per draw.
+        trajectory: mean length, in units of the mass's inverse root; it is shortened where it could take more than
+            `most_leapfrogs` steps.
+        jitter: lengths are trajectory · (1 ± jitter).
+        most_leapfrogs: per transition.
+        wanted: mean acceptance probability that the step sizes are adapted to.
+        seeds: one per chain.
+        checkpoint: of the state.
+        progress: called as progress(stage, done, total).
+
+    Raises:
+        RunFailed: the log density is not finite at a start.
     """
     lanes, size = start.shape
     noise = ChainNoise(seeds, "hmc momentum", size, start.dtype, start.device)
     point = Point.at(start, target)
     if not bool(torch.isfinite(point.value).all()):
-        raise RunFailed("the log posterior is not finite where a chain starts. Try another method.start.")
+        raise RunFailed("the log posterior must be finite where a chain starts, but is not. Use another method.start.")
     total = warmup + draws * thinning
     weights, values = start.new_empty(lanes, draws, size), start.new_empty(lanes, draws)
     tallies = start.new_zeros(3, lanes)  # of the transitions after warm-up: acceptance, divergences, leapfrogs
@@ -165,18 +194,18 @@ def run_hamiltonian(
         adapted = DualAveraging.start(reasonable_step(point, target, mass, noise.at(total)))
     t = first
 
-    def standing() -> dict[str, Any]:
+    def current() -> dict[str, Any]:
         so_far = {"weights": weights[:, :stored], "values": values[:, :stored], "tallies": tallies}
         return {"t": t, "point": point.tensors(), "adapted": vars(adapted), **so_far}
 
     for t in range(first, total):
-        checkpoint.tick(standing, partial(progress, "sampling", t, total))
+        checkpoint.tick(current, partial(progress, "sampling", t, total))
         step = adapted.step if t < warmup else adapted.averaged
         random = torch.stack([torch.rand(2, generator=generator(s, "hmc", t), dtype=start.dtype) for s in seeds], 1)
-        spread, uniform = random.to(start.device)
-        # What the limit allows is jittered as well: trajectories of one length can be whole turns of a direction.
+        shift, uniform = random.to(start.device)
+        # A shortened length is jittered too: with one fixed length, a direction may always turn by a whole period.
         longest = (most_leapfrogs * step / (1 + jitter)).clamp(max=trajectory)
-        length = longest * (1 + jitter * (2 * spread - 1))
+        length = longest * (1 + jitter * (2 * shift - 1))
         counts = (length / step).ceil().clamp(1, most_leapfrogs).long()
         moved = transition(point, target, step, counts, mass, noise.at(t), uniform)
         point = moved.point

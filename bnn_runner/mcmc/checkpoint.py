@@ -1,4 +1,4 @@
-"""The state of running chains on disk, so that a killed run goes on where it stood."""
+"""The state of running chains on disk, from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SAVE_SECONDS = 20.0
 
 
 class Checkpoint:
-    """Keeps a state in one file, at intervals and when the run is stopped.
+    """Keeps a state in one file, saved at intervals and when the run is interrupted.
 
-    `identity` says which chains they are; a file of others, or a damaged one, is not gone on from.
+    `identity` names the chains; a file of other chains, or a damaged one, is ignored.
     """
 
     def __init__(self, path: Path | None, identity: str) -> None:
@@ -26,17 +26,17 @@ class Checkpoint:
         self._saved = time.perf_counter()
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
-        """The state to go on from, or None."""
+        """The state to resume from, or None."""
         if self.path is None:
             return None
         try:
             saved: dict[str, Any] = torch.load(self.path, map_location=device, weights_only=True)
-        except Exception:  # absent or unreadable: worth nothing
+        except Exception:  # missing or unreadable
             return None
         return saved if saved.get("identity") == self.identity else None
 
     def tick(self, state: Callable[[], dict[str, Any]], progress: Callable[[], None]) -> None:
-        """Tell the progress; save `state()` if that stops the run, or if it has been a while."""
+        """Report the progress; save `state()` if that interrupts the run, or if the last save is some time ago."""
         try:
             progress()
         except (Interrupted, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Has a set of chains mixed, and how many independent draws is it worth? For any scalars seen along the chains.
+"""Whether chains have mixed, and how many independent draws they are worth, for any scalars along the chains.
 
 Shapes: [L, M, D] for L chains of M draws of D scalars (network outputs at fixed points, say). References:
 Vehtari, Gelman, Simpson, Carpenter & Bürkner (2021), "Rank-normalization, folding, and localization"; Geyer
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 FEWEST = 4
-"""Draws a chain needs for either number."""
+"""Draws per chain that either number requires."""
 
 
 def split_chains(values: Tensor) -> Tensor:
-    """[2L, M // 2, D]: each chain's halves, so that a chain that still drifts disagrees with itself."""
+    """[2L, M // 2, D]: each chain's halves, so that a chain that still drifts differs from itself."""
     half = values.shape[1] // 2
     return torch.cat([values[:, :half], values[:, -half:]])
 
 
 def rank_normalised(values: Tensor) -> Tensor:
-    """Each scalar's draws as normal quantiles of their ranks, Φ⁻¹((r − 3/8) / (S + 1/4)); ties share a rank."""
+    """Normal quantiles of each scalar's ranks, Φ⁻¹((r − 3/8) / (S + 1/4)); ties have the same rank."""
     flat = values.double().reshape(-1, values.shape[-1])
     ordered = flat.sort(dim=0).values.mT.contiguous()
     own = flat.mT.contiguous()
@@ -39,7 +39,7 @@ def plain_rhat(chains: Tensor) -> Tensor:
 
 
 def rhat(values: Tensor) -> Tensor:
-    """Rank-normalised split R-hat [D], the larger one of location and (folded) scale (Vehtari et al. 2021, §4.1).
+    """Rank-normalised split R-hat [D], the larger of location and (folded) scale (Vehtari et al. 2021, §4.1).
 
     NaN with fewer than four draws a chain, or where a scalar never changes.
     """

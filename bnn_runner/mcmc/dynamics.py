@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ChainState:
-    """Weights of L chains, and what a dynamics carries along: momentum, or the mean squared gradient."""
+    """Weights of L chains, with the momentum or the mean squared gradient that some dynamics carry."""
 
     position: Tensor
     momentum: Tensor
@@ -24,7 +24,7 @@ class ChainState:
 
     @staticmethod
     def at(position: Tensor, square: Tensor | None = None) -> ChainState:
-        """At rest; `square` is where the mean squared gradient of `preconditioned` starts."""
+        """At rest; `square` is the first mean squared gradient, for `preconditioned`."""
         return ChainState(
             position, torch.zeros_like(position), torch.zeros_like(position) if square is None else square
         )

@@ -1,7 +1,7 @@
 """Hamiltonian Monte Carlo of L chains at once, and the adaptation of its step size: pure functions.
 
-Each chain has its own step and number of leapfrogs; a chain that is done early stands still while the
-others finish, so that it moves as it would alone. Mass is diagonal.
+Each chain has its own step and number of leapfrogs; a chain that finishes early waits for the others, so
+that it moves as it would alone. The mass matrix is diagonal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIVERGENT = 1000.0
 
 @dataclass(frozen=True)
 class Point:
-    """Where L chains stand: position and gradient [L, P], log density [L]."""
+    """The state of L chains: position and gradient [L, P], log density [L]."""
 
     position: Tensor
     value: Tensor
@@ -39,7 +39,7 @@ class Point:
 def leapfrog(
     point: Point, momentum: Tensor, target: Target, step: Tensor, counts: Tensor, inverse_mass: Tensor
 ) -> tuple[Point, Tensor]:
-    """`counts` [L] leapfrogs of size `step` [L] from a point with momentum [L, P]; where and how fast it ends."""
+    """`counts` [L] leapfrogs of size `step` [L] from a point with momentum [L, P]; the end point and momentum."""
     position, gradient, value = point.position, point.gradient, point.value
     most = int(counts.max())
     done = torch.arange(most, device=step.device)[:, None] >= counts
@@ -56,7 +56,7 @@ def leapfrog(
 
 @dataclass(frozen=True)
 class Transition:
-    """A step of every chain: where it stands, its acceptance probability [L], and whether it diverged [L]."""
+    """A transition of every chain: the new point, the acceptance probability [L], and whether it diverged [L]."""
 
     point: Point
     acceptance: Tensor
@@ -74,7 +74,7 @@ def transition(
 ) -> Transition:
     """One HMC step (Neal 2011, fig. 2): momentum √M z, leapfrogs, accepted with probability min(1, e^−ΔH).
 
-    A trajectory whose energy error is above 1000 nats or not a number is refused and counted.
+    A trajectory whose energy error is above 1000 nats or NaN is rejected and counted as divergent.
     """
     momentum = mass.sqrt() * noise
     end, final = leapfrog(point, momentum, target, step, counts, 1 / mass)
@@ -96,7 +96,7 @@ def transition(
 class DualAveraging:
     """Each chain's step size, driven to a mean acceptance δ (Hoffman & Gelman 2014, eq. 6, alg. 5); all are [L].
 
-    `averaged` is the step to keep when warm-up ends.
+    `averaged` is the step size after warm-up.
     """
 
     log_step: Tensor

@@ -1,4 +1,4 @@
-"""Where chains begin, and step sizes from the curvature found there."""
+"""Where chains start, and step sizes from the curvature there."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ GIGABYTE = 2**30
 
 
 def refusals(method: object, rules: Mapping[str, tuple[bool, str]]) -> list[str]:
-    """A problem for every field whose rule (is it met?, what it asks) is broken."""
+    """A problem for every field whose rule is broken; a rule is (whether it is met, what it requires)."""
     return [
-        f"method.{name}={getattr(method, name)} cannot be. It must be {rule}."
-        for name, (met, rule) in rules.items()
-        if not met
+        f"method.{name} must be {rule}; got {getattr(method, name)}." for name, (met, rule) in rules.items() if not met
     ]
 
 
 def starting_specs(start: Start, chains: int) -> list[TrainingSpec]:
-    """The networks that chains need. The first is always the MAP network, which gives the noise."""
+    """The networks that chains need. The first is always the MAP network, whose noise is used."""
     if start == "map":
         return [TrainingSpec(0)]
     if start == "members":
@@ -40,23 +38,27 @@ def starting_specs(start: Start, chains: int) -> list[TrainingSpec]:
 
 
 def starting_networks(start: Start, chains: int, networks: Sequence[Network]) -> list[Network]:
-    """One network a chain, out of those of `starting_specs`; noise and prior are the MAP network's."""
+    """One network per chain, from those of `starting_specs`."""
     if start == "map":
         return [networks[0]] * chains
     if start == "members":
         return list(networks)
-    # Untrained networks carry the noise of an untrained fit, which is of no use: the first network's counts.
+    # The noise of untrained networks is meaningless; the first network's is used.
     return list(networks[1:])
 
 
 def check_memory(draws: int, size: int, most_gigabytes: float) -> float:
-    """Gigabytes (2³⁰ bytes) that the draws will take in float32. Raises `UserError` above the limit."""
+    """Memory of the draws in float32, GiB.
+
+    Raises:
+        UserError: it is above `most_gigabytes`.
+    """
     cost = draws * size * 4 / GIGABYTE
     if cost > most_gigabytes:
         raise UserError(
-            f"method.keep={draws} draws of {size:,} weights would take {cost:.1f} GiB, more than "
-            f"method.max_gigabytes={most_gigabytes:g}. All of them are held in memory. Lower method.keep to "
-            f"{int(most_gigabytes * GIGABYTE / 4 / size)} or less, or raise method.max_gigabytes."
+            f"{draws} draws of {size:,} weights must fit into method.max_gigabytes={most_gigabytes:g}; they take "
+            f"{cost:.1f} GiB of memory. Keep {int(most_gigabytes * GIGABYTE / 4 / size)} draws or fewer "
+            "(method.keep, or method.chains and method.draws of HMC), or raise method.max_gigabytes."
         )
     return cost
 
@@ -64,7 +66,7 @@ def check_memory(draws: int, size: int, most_gigabytes: float) -> float:
 def largest_curvature(gradient: Callable[[Tensor], Tensor], position: Tensor, seed: int) -> float:
     """Largest |eigenvalue| of ∇² log π at positions [L, P], over all chains, by Lanczos steps on gradient differences.
 
-    At most twenty central differences, six to ten mostly; an estimate from below, by a per cent or so.
+    At most twenty central differences, mostly six to ten; the estimate is low by about one per cent.
     """
     direction = torch.randn(position.shape[-1], generator=generator(seed, "power"), dtype=position.dtype)
     reach = 1e-3 * position.norm(dim=-1, keepdim=True).clamp_min(1e-3)
@@ -77,11 +79,11 @@ def largest_curvature(gradient: Callable[[Tensor], Tensor], position: Tensor, se
 
 
 def mean_square_gradient(target: LogPosterior, train: Split, seed: int, batches: int = 8, batch: int = 16) -> Tensor:
-    """Where the mean squared gradient of `preconditioned` starts, [L, P]: Σ_n g_n² / N² over points.
+    """The first mean squared gradient of `preconditioned`, [L, P]: Σ_n g_n² / N² over points.
 
-    That is the variance of ∇ log π / N that the posterior itself gives by the Fisher identity; at a
-    trained network the gradient alone would be nearly nothing, and the first steps enormous. It is
-    estimated from small batches, whose squared mean is Σ g_n² / (N · batch) on average.
+    That is the variance of ∇ log π / N under the posterior, by the Fisher identity; at a trained network the
+    gradient itself would be almost zero, and the first steps enormous. It is estimated from small batches, whose
+    squared mean is Σ g_n² / (N · batch) on average.
     """
     lanes, size = len(target.start), min(batch, len(train))
     total = torch.zeros_like(target.start)

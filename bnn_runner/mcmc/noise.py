@@ -1,4 +1,4 @@
-"""Gaussian noise of chains: chain l at step t has its own numbers, however many chains run beside it."""
+"""Gaussian noise of chains: the numbers of chain l at step t do not depend on the other chains."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _BLOCK = 1 << 16
 class ChainNoise:
     """Standard normal noise [L, P] of every step, from the stream (seed of the chain, `name`).
 
-    Steps are served in blocks of a size that P alone decides, so that a generator is made once a
-    block and the numbers of a step are the same after a restart.
+    Numbers are drawn in blocks of steps whose size depends on P only, so that there is one generator per block and
+    a step has the same numbers after a restart.
     """
 
     def __init__(self, seeds: Sequence[int], name: str, size: int, dtype: torch.dtype, device: torch.device) -> None:

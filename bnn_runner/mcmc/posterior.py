@@ -49,10 +49,10 @@ class ChainDraws:
 
 @dataclass(frozen=True)
 class ChainPosterior:
-    """L chains of M draws [L, M, P] with log weights [M] (those of a step are the same for all chains).
+    """L chains of M draws [L, M, P] with log weights [M] (the same for all chains).
 
-    `draws` gives the stored ones in a random order that the seed names, so that the first n of them stand for
-    all chains and their whole length; no more than the L·M there are. `buffers` [L, ...] are each chain's.
+    `draws` returns the stored draws in a random order given by the seed, so that the first n represent all chains
+    over their whole length; there are at most L·M. `buffers` [L, ...] are each chain's.
     """
 
     module: nn.Module
@@ -81,7 +81,7 @@ class ChainPosterior:
 
 
 def treatment(network: Network, rule: str) -> dict[str, str]:
-    """How every tensor was treated, in words, and what was held: noise and batchnorm statistics."""
+    """How every tensor was treated, in words, and what was held fixed: noise and batchnorm statistics."""
     held = ["noise held at its MAP value"] if isinstance(network.likelihood, Gaussian) else []
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules()):
         held.append("batchnorm statistics held as at the chain's start")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class StepSizes(Protocol):
-    """ε of every step, and where the chain samples rather than explores."""
+    """ε of every step, and at which steps the chain samples rather than explores."""
 
     def at(self, t: int) -> float:
         """ε of step t, counted from 0."""
@@ -19,7 +19,7 @@ class StepSizes(Protocol):
         ...
 
     def noisy(self, t: int) -> bool:
-        """Whether noise is injected in step t; without it the chain moves as an optimiser does."""
+        """Whether noise is added in step t; without it the chain moves like an optimiser."""
         ...
 
     def log_weight(self, t: int) -> float:
@@ -31,7 +31,7 @@ class StepSizes(Protocol):
 class Polynomial:
     """ε_t = a (b + t)^−γ from `first` (t = 0) to `last` (t = total − 1) (Welling & Teh 2011, §4.1).
 
-    A draw counts by the time that its step stands for (eq. 11 there), log weight `power` · log ε: power 1 for
+    A draw is weighted by the time of its step (eq. 11 there), log weight `power` · log ε: power 1 for
     Langevin dynamics, ½ for Hamiltonian, whose time step is √η.
 
     >>> steps = Polynomial(0.01, 0.0001, 0.55, 1_000_000)
@@ -73,7 +73,7 @@ class Cyclical:
     """ε_t = first/2 · (cos(π (t mod C)/C) + 1), C = ⌈total/cycles⌉ (Zhang et al. 2020, eq. 1).
 
     The first `explore` share of each cycle gives no draws, and moves without noise (an optimiser that
-    leaves the mode) unless `explore_noise`; the rest samples. Draws count alike, as there.
+    leaves the mode) unless `explore_noise`; the rest samples. All draws have the same weight, as there.
     """
 
     first: float

@@ -1,4 +1,4 @@
-"""What the row says of chains: mixing in function space, spread, and notes where either is missing."""
+"""Summary of chains for the row: mixing in function space, function diversity, and notes where either is poor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bnn_runner.posteriors.function_diversity import diversity_notes, function_d
 
 RHAT_LIMIT = 1.1
 MOST_RHAT = 1000.0
-"""Told for chains that do not move at all, whose R-hat is infinite."""
+"""Reported for chains that do not move at all, whose R-hat is infinite."""
 
 
 @torch.no_grad()
@@ -26,13 +26,20 @@ def functions(target: LogPosterior, weights: Tensor, x: Tensor) -> Tensor:
 
 
 def summarise(target: LogPosterior, weights: Tensor, x: Tensor, classes: bool, remedy: str) -> FitReport:
-    """R-hat and effective draws of the functions at points x, their spread, and notes; for the report.
+    """R-hat and effective draws of the functions at points x, their diversity, and notes.
 
-    rhat is the largest over points and outputs (or log-probabilities of classes), ess the smallest, beside their
-    medians. `remedy` ends the note on chains that have not mixed.
+    `rhat` is the largest over points and outputs (or log-probabilities of classes) and `ess` the smallest, each with
+    its median.
+
+    Args:
+        target: evaluates the functions.
+        weights: draws [L, M, P].
+        x: points [B, ...].
+        classes: whether outputs are logits.
+        remedy: ends the note on chains that have not mixed.
     """
     outputs = functions(target, weights, x)
-    spread = function_diversity(outputs.flatten(0, 1), target.likelihood)
+    diversity = function_diversity(outputs.flatten(0, 1), target.likelihood)
     values = (outputs.log_softmax(-1) if classes else outputs).flatten(2)
     mixing, effective = rhat(values).clamp_max(MOST_RHAT), effective_draws(values)
     worst = _or_none(mixing.nan_to_num(-1).max())
@@ -43,17 +50,17 @@ def summarise(target: LogPosterior, weights: Tensor, x: Tensor, classes: bool, r
         "rhat_median": _or_none(mixing.nanmedian()),
         "ess": _or_none(effective.nan_to_num(float("inf")).min()),
         "ess_median": _or_none(effective.nanmedian()),
-        "function_diversity": spread,
+        "function_diversity": diversity,
     }
     advice = "Raise method.step, or the length of the chains."
-    notes = diversity_notes(spread, target.likelihood, "the chains have", advice)
+    notes = diversity_notes(diversity, target.likelihood, "the chains have", advice)
     if weights.shape[1] < FEWEST:
-        notes.append(f"R-hat and effective draws need {FEWEST} draws a chain; there are {weights.shape[1]}")
+        notes.append(f"R-hat and effective draws require {FEWEST} draws per chain; there are {weights.shape[1]}")
     elif worst is not None and worst > RHAT_LIMIT:
         notes.append(
-            f"the chains have not mixed: R-hat in function space is {worst:.2f} at its worst point (median "
-            f"{facts['rhat_median']:.2f}; below {RHAT_LIMIT:g} is well), {facts['ess']:.0f} effective draws there. "
-            + remedy
+            f"the chains have not mixed: the largest R-hat in function space is {worst:.2f} (median "
+            f"{facts['rhat_median']:.2f}; it should be below {RHAT_LIMIT:g}), and the fewest effective draws are "
+            f"{facts['ess']:.0f}. {remedy}"
         )
     return FitReport(facts, tuple(notes))
 

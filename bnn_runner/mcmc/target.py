@@ -1,8 +1,8 @@
 """The log posterior of L chains at once, over flat weight vectors [L, P].
 
-log π(w) = Σ_n log p(y_n | f(x_n, w)) − ½ wᵀΛw, with Λ the training prior and the likelihood's noise held
-at the trained value (DESIGN §7). Batchnorm statistics are those of the network the chain starts
-from, so that the target is one fixed function of the weights.
+log π(w) = Σ_n log p(y_n | f(x_n, w)) − ½ wᵀΛw, with Λ the training prior and the likelihood's noise fixed
+at its trained value. Batchnorm statistics are those of the network that the chain starts from, so that the
+target is a fixed function of the weights.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class Layout:
 
 
 def stacked_forward(module: nn.Module, num_lanes: int, device: torch.device) -> StackedForward:
-    """The forward pass of lanes: stacked where the module's layers take it, by vmap on a GPU, else lane by lane.
+    """The forward pass of L networks: stacked where the module supports it, by vmap on a GPU, else one by one.
 
-    That is the rule of `lanes` without its probe. Weights are passed in each call, for they move with every step.
+    That is the rule of `training.lanes` without its timing. Weights are passed in each call, since every step changes
+    them.
     """
     if num_lanes > 1 and getattr(module, "stacks_lanes", False):
         return lambda parameters, buffers, x: functional_call(module, {**parameters, **buffers}, (x,))
@@ -74,9 +75,13 @@ def stacked_forward(module: nn.Module, num_lanes: int, device: torch.device) -> 
 class LogPosterior:
     """Log posterior of L chains of one architecture and its gradient.
 
-    `starts`: the network each chain starts from; `reference`: the one whose likelihood and prior count. Work
-    is done in `dtype`. `num_points` N scales the mean over a batch up to the whole training set. Use it with the
-    module in evaluation mode (entering that anew in each step would cost as much as a small network).
+    Call it with the module in evaluation mode (entering that mode in each step would cost as much as a small network).
+
+    Args:
+        starts: the network that each chain starts from.
+        reference: the network whose likelihood and prior are used.
+        num_points: N, which scales the mean over a batch to the whole training set.
+        dtype: of the computation.
     """
 
     def __init__(self, starts: Sequence[Network], reference: Network, num_points: int, dtype: torch.dtype) -> None:
@@ -93,14 +98,14 @@ class LogPosterior:
         self._forward = stacked_forward(self.module, len(starts), self.start.device)
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        """Network outputs [L, B, K] at weights [L, P] and inputs [L, B, ...], in the mode the module is in."""
+        """Network outputs [L, B, K] at weights [L, P] and inputs [L, B, ...], in the module's current mode."""
         return self._forward(self.layout.unflatten(w), self.buffers, x)
 
     def __call__(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Log π [L] (up to the prior's constant) and its gradient [L, P], estimated from a batch.
 
-        x is [L, B, ...], y [L, B, ...]; with all N points it is exact: N times the mean over the
-        batch is unbiased for the sum over the data.
+        x is [L, B, ...], y [L, B, ...]. N times the mean over the batch is unbiased for the sum over the data, and
+        exact with all N points.
         """
         w = w.detach().requires_grad_()
         with torch.enable_grad():
@@ -108,15 +113,15 @@ class LogPosterior:
         loglik, slope = _mean_loglik(self.likelihood, outputs.detach(), y)
         (gradient,) = torch.autograd.grad(outputs, w, slope)
         w = w.detach()
-        pulled = self.precision * w
-        value = torch.add(self.num_points * loglik, (pulled * w).sum(-1), alpha=-0.5)
-        return value, torch.sub(self.num_points * gradient, pulled)
+        decay = self.precision * w
+        value = torch.add(self.num_points * loglik, (decay * w).sum(-1), alpha=-0.5)
+        return value, torch.sub(self.num_points * gradient, decay)
 
 
 def _mean_loglik(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Mean over the batch of log p(y | outputs), [L], and its gradient in the outputs, [L, B, K].
 
-    Of the common Gaussian by formula, (y − f)/(B σ²), which saves a small network a third of its step; else by
+    For the usual Gaussian by formula, (y − f)/(B σ²), which saves a third of a small network's step; else by
     autograd.
     """
     if isinstance(likelihood, Gaussian) and likelihood.log_noise.dim() == 1:

@@ -1,1 +1,1 @@
-"""The methods: one file for each, found through its YAML."""
+"""The methods: one file for each class, found through the YAML files of conf/method."""

@@ -30,15 +30,25 @@ _HOW = {
 class BBB:
     """q(w) = Π N(μ, σ²), σ = softplus(ρ), maximising E_q log p(D | w) − KL(q ‖ prior).
 
-    estimator: local, flipout or weights (see `variational.estimators`), `samples` of it a step.
-    prior: training (the run's Gaussian prior) or scale_mixture (mixture_weight N(0, sigma1²) + the
-    rest N(0, sigma2²)). norm: scale and shift of norm layers are gaussian like other weights, or
-    point estimates. start: map (the MAP network's weights) or init (initial weights); rho_init: where
-    ρ starts. epochs, lr: of this fit (null: those of the schedule, whose other fields hold too).
-    kl_annealing: constant, linear (over the first kl_warmup of the steps) or blundell.
-    likelihood_temperature T: the KL counts T times (below 1: a cold posterior). noise of regression:
-    learned jointly (from the start network's, unless likelihood.noise=fixed), or kept as the start
-    network has it.
+    Attributes:
+        estimator: of the gradient: local, flipout or weights (see `variational.estimators`).
+        samples: of it per step.
+        prior: training (the run's Gaussian prior), or scale_mixture: mixture_weight N(0, sigma1²) + (1 −
+            mixture_weight) N(0, sigma2²).
+        mixture_weight: of the wide component.
+        sigma1: of the wide component.
+        sigma2: of the narrow component.
+        norm: scale and shift of normalisation layers are gaussian, like other weights, or point estimates.
+        start: map (the MAP network's weights) or init (initial weights).
+        rho_init: first value of ρ.
+        epochs: of this fit; None is the schedule's.
+        lr: of this fit; None is the schedule's.
+        kl_annealing: constant, linear (over the first `kl_warmup` of the steps) or blundell.
+        kl_warmup: share of the steps.
+        likelihood_temperature: T; the KL counts T times (below 1: a cold posterior).
+        noise: of regression: learned jointly, from the start network's value (unless likelihood.noise=fixed), or kept
+            at that value.
+        elbo_draws: draws that the reported ELBO is averaged over.
     """
 
     estimator: Literal["local", "flipout", "weights"] = "local"
@@ -64,29 +74,29 @@ class BBB:
 
     def __post_init__(self) -> None:
         problems = [
-            f"method.{name}={value} is too few. It must be 1 or more."
+            f"method.{name} must be at least 1; got {value}."
             for name, value in (("samples", self.samples), ("elbo_draws", self.elbo_draws), ("epochs", self.epochs))
             if value is not None and value < 1
         ]
         if not 0 < self.mixture_weight < 1:
-            problems.append(f"method.mixture_weight={self.mixture_weight} is no share. It must lie between 0 and 1.")
+            problems.append(f"method.mixture_weight must be between 0 and 1; got {self.mixture_weight}.")
         if not 0 < self.sigma2 <= self.sigma1 < math.inf:
             problems.append(
-                f"method.sigma1={self.sigma1} and method.sigma2={self.sigma2} are no scales of a mixture. "
-                "They need 0 < sigma2 <= sigma1."
+                "method.sigma1 and method.sigma2 must satisfy 0 < sigma2 <= sigma1; got "
+                f"sigma1={self.sigma1} and sigma2={self.sigma2}."
             )
         if self.lr is not None and not 0 < self.lr < math.inf:
-            problems.append(f"method.lr={self.lr} is not a learning rate. It must be above 0 and finite.")
+            problems.append(f"method.lr must be positive and finite, or null; got {self.lr}.")
         if not 0 <= self.kl_warmup <= 1:
-            problems.append(f"method.kl_warmup={self.kl_warmup} is no share of the steps. It must lie in [0, 1].")
+            problems.append(f"method.kl_warmup must be in [0, 1] (a share of the steps); got {self.kl_warmup}.")
         if not 0 < self.likelihood_temperature < math.inf:
             problems.append(
-                f"method.likelihood_temperature={self.likelihood_temperature} is no temperature. It must be above 0."
+                f"method.likelihood_temperature must be positive and finite; got {self.likelihood_temperature}."
             )
         if not -20 <= self.rho_init <= 20:
             problems.append(
-                f"method.rho_init={self.rho_init} starts at a standard deviation of exp(rho_init), nothing or far too "
-                "much. Take it between -20 and 20, for example -4."
+                f"method.rho_init must be between -20 and 20; got {self.rho_init}. The first standard deviation is "
+                "about exp(rho_init), so that -4 is a common value."
             )
         raise_all(problems)
 
@@ -97,7 +107,7 @@ class BBB:
         return [TrainingSpec(0, trained=self.start == "map")]
 
     def decided(self, task: Task, network: Network) -> BBB:
-        """As it is timed on a few points, on which the KL counts so much that the real rate could diverge."""
+        """With a tiny learning rate: on the few points of a timing the KL dominates, and the fit could diverge."""
         return replace(self, lr=1e-12)
 
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> MeanField:
@@ -107,8 +117,8 @@ class BBB:
         has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules())
         if has_batchnorm and min(b - a for a, b in fit.bounds) < 2:
             raise UserError(
-                "a training batch of one point cannot be batch-normalised. Raise schedule.batch_size, or use another "
-                "norm."
+                "Batch normalisation requires at least 2 points per training batch; one batch has 1. Change "
+                "schedule.batch_size, or use a model without batch normalisation."
             )
         run(fit, context)
         for line in fit.history:
@@ -122,12 +132,20 @@ class BBB:
         posterior = MeanField(fitted, sigmas, treatment=treatment)
         report = self._report(task, posterior, fit)
         if has_batchnorm:
-            note = "batchnorm statistics: running averages of the variational training, for all draws"
+            note = "batchnorm statistics are the running averages of variational training, the same for all draws"
             report = report.extended({}, [note])
         return replace(posterior, report=report)
 
     def begin(self, task: Task, network: Network, schedule: Schedule, seed: int, learn_noise: bool = True) -> Fit:
-        """The fit before its first step; the noise is learned if the method wants it and `learn_noise` lets it."""
+        """The fit before its first step.
+
+        Args:
+            task: the training set.
+            network: where the means start, with the prior and the likelihood.
+            schedule: of training; the method's own epochs and lr replace its.
+            seed: of all randomness.
+            learn_noise: whether the regression noise may be optimised.
+        """
         owners = {n: network.module.get_submodule(n.rpartition(".")[0]) for n in network.parameters}
         norms = {n for n, owner in owners.items() if isinstance(owner, _NORMS)}
         epochs = self.epochs or schedule.epochs
@@ -154,14 +172,14 @@ class BBB:
         precision = network.prior_precision[name]
         if precision <= 0:
             raise RunFailed(
-                f"the training prior of {name} has precision 0, under which the KL is infinite. Set prior.precision "
-                "above 0, or use method.prior=scale_mixture."
+                f"method=bbb requires a positive prior precision; that of {name} is 0, so the KL is infinite. Set "
+                "prior.precision to a positive value, or use method.prior=scale_mixture."
             )
         return GaussianPrior(precision)
 
     @torch.no_grad()
     def _report(self, task: Task, posterior: MeanField, fit: Fit) -> FitReport:
-        """The ELBO in nats of the data set (original target units): the mean over draws and its standard error."""
+        """The ELBO of the data set in nats (original target units): the mean over draws and its standard error."""
         seed = derive_seed(fit.seed, "elbo")
         logliks = torch.zeros(self.elbo_draws, dtype=torch.float64)
         draws = posterior.draws(self.elbo_draws, seed)
@@ -175,18 +193,18 @@ class BBB:
         kls = torch.tensor([fit.kl(stream) for _ in range(self.elbo_draws)], dtype=torch.float64)
         elbos = logliks - kls
         error = float(elbos.std() / math.sqrt(self.elbo_draws)) if self.elbo_draws > 1 else float("nan")
-        spread = torch.cat([s.flatten() for s in posterior.sigmas.values()])
+        every_sigma = torch.cat([s.flatten() for s in posterior.sigmas.values()])
         note = f"ELBO {float(elbos.mean()):.2f} ± {error:.2f} nats for the data set (KL {float(kls.mean()):.2f})"
         if self.likelihood_temperature != 1:
-            note += f"; fitted with the KL counted {self.likelihood_temperature:g} times"
+            note += f"; fitted with the KL times {self.likelihood_temperature:g}"
         facts = {
             "elbo_nats": float(elbos.mean()),
             "elbo_standard_error": error,
             "expected_loglik_nats": float(logliks.mean()),
             "kl_nats": float(kls.mean()),
             "likelihood_temperature": self.likelihood_temperature,
-            "weights_with_spread": len(spread),
-            "median_sigma": float(spread.median()),
+            "weights_with_spread": len(every_sigma),
+            "median_sigma": float(every_sigma.median()),
             "last_epoch": fit.history[-1] if fit.history else {},
         }
         return FitReport(facts, (note,))

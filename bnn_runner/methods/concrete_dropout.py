@@ -1,4 +1,4 @@
-"""Concrete dropout (Gal, Hron & Kendall 2017): dropout whose rate is learned, one for each weight layer."""
+"""Concrete dropout (Gal, Hron & Kendall 2017): dropout with a learned rate for each weight layer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LOGIT = "rate_logit"
 class ConcreteNoise:
     """Relaxed Bernoulli masks with a learned rate p = sigmoid(logit) for each layer (equation 5 there).
 
-    A layer receives x (1 − z)/(1 − p), z = sigmoid((logit p + logit u)/t), u uniform, t the
-    temperature. The penalty is the KL divergence to the prior up to a constant, in nats and once for
+    A layer receives x (1 − z)/(1 − p), z = sigmoid((logit p + logit u)/t), with u uniform and t the
+    temperature. The penalty is the KL divergence to the prior up to a constant, in nats, once for
     the whole data set: Σ over layers of ½ λ|M|²/(1−p) − F H(p), for the trained weights M of a layer
-    that receives F features, with H(p) the entropy of one mask (equations 3 and 4 there, whose M is
+    with F input features, with H(p) the entropy of one mask (equations 3 and 4 there, whose M is
     ours divided by 1−p).
     """
 
@@ -43,7 +43,7 @@ class ConcreteNoise:
 
     def _relaxed(self, layer: nn.Module, x: Tensor, u: Tensor) -> Tensor:
         logit = getattr(layer, LOGIT)
-        if logit.dim():  # one rate a lane
+        if logit.dim():  # one rate per network of a stack
             logit = logit.reshape(-1, *[1] * (u.dim() - 1))
         keep = torch.sigmoid(-(logit + torch.logit(u)) / self.temperature)
         return x * (keep * (1 + logit.exp()))  # 1/(1−p) = 1 + e^logit
@@ -82,16 +82,18 @@ class ConcreteNoise:
 
 
 def _listed(rates: Mapping[str, float]) -> str:
-    """Rates however small: `hidden.0 0.0001, out 4e-06`."""
+    """Rates, however small, in words: `hidden.0 0.0001, out 4e-06`."""
     return ", ".join(f"{name} {p:.3g}" for name, p in rates.items())
 
 
 @dataclass(frozen=True)
 class ConcreteDropout:
-    """Dropout with learned rates; draws use the relaxed masks of training, one for the whole test set.
+    """Dropout with learned rates; draws use the relaxed masks of training, one mask for all points.
 
-    initial_rate: where every layer's rate starts; temperature: of the relaxation, towards hard masks
-    at 0; where: see `noisy_layers`.
+    Attributes:
+        initial_rate: first rate of every layer.
+        temperature: of the relaxation; masks are hard at 0.
+        where: which layers have noise (see `noisy_layers`).
     """
 
     initial_rate: float = 0.1
@@ -105,9 +107,9 @@ class ConcreteDropout:
     def __post_init__(self) -> None:
         problems = []
         if not 0 < self.initial_rate < 1:
-            problems.append(f"method.initial_rate={self.initial_rate} is no dropout rate. It must lie between 0 and 1.")
+            problems.append(f"method.initial_rate must be between 0 and 1; got {self.initial_rate}.")
         if not 0 < self.temperature < math.inf:
-            problems.append(f"method.temperature={self.temperature} relaxes nothing. It must be above 0 and finite.")
+            problems.append(f"method.temperature must be positive and finite; got {self.temperature}.")
         raise_all(problems)
 
     @property
@@ -131,8 +133,8 @@ class ConcreteDropout:
         report = FitReport({"rates": rates}, (f"learned dropout rates: {_listed(rates)}",))
         posterior = NoisePosterior(network, self.noise_transform, report, treatment)
         advice = (
-            f"The rates that were learned are {_listed(rates)}: fitting the data has left no noise. Train for fewer "
-            "epochs (schedule.epochs), or take method=mc_dropout, whose rate is set."
+            f"The learned rates are {_listed(rates)}: training has removed the noise. Train for fewer epochs "
+            "(schedule.epochs), or use method=mc_dropout, whose rate is fixed."
         )
         check_diversity(posterior, task.train, advice)
         return posterior

@@ -24,7 +24,7 @@ class Ensemble:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise UserError(f"method.size={self.size} is no ensemble. It must be 1 or more.")
+            raise UserError(f"method.size must be at least 1; got {self.size}.")
 
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
         return []
@@ -35,6 +35,6 @@ class Ensemble:
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> NetworkEnsemble:
         distance = member_distances(networks)
         if len(networks) > 1 and distance == 0.0:
-            raise RunFailed("all ensemble members have the same weights: their seeds are not distinct")
+            raise RunFailed("ensemble members must differ, but all have the same weights: their seeds are equal")
         report = FitReport({"members": len(networks), "member_distance": distance})
         return NetworkEnsemble(tuple(networks), report)

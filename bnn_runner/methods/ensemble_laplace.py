@@ -29,10 +29,14 @@ BATCH = 256
 class EnsembleLaplace:
     """Σ_m w_m N(w*_m, (H_m + Λ_m)⁻¹) over `size` independently trained networks; member 0 is the MAP network.
 
-    mixture: uniform weights, or validation: those with the largest log-likelihood of the validation
-    part under the mixture. Every member chooses its precision by itself, by the hyper rule. predict: draws (of
-    the tangent models) or network (through the networks themselves); a mixture is no Gaussian, so it has no
-    closed form. The other keys are those of `Laplace`.
+    The hyper rule selects the precision of every member separately. A mixture is not Gaussian, so it has no closed
+    form. The attributes that are not listed are those of `Laplace`.
+
+    Attributes:
+        size: number of members.
+        mixture: uniform weights, or validation: those that maximise the mixture's log-likelihood of the validation
+            part.
+        predict: draws (of the tangent models) or network (of the networks themselves).
     """
 
     size: int = 5
@@ -56,11 +60,11 @@ class EnsembleLaplace:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise_all([f"method.size={self.size} is no ensemble. It must be 1 or more."])
-        self._laplace()  # which refuses what it cannot be
+            raise_all([f"method.size must be at least 1; got {self.size}."])
+        self._laplace()  # checks the other settings
 
     def _laplace(self) -> Laplace:
-        """What each member's posterior is."""
+        """The method of each member."""
         return Laplace(**{f.name: getattr(self, f.name) for f in fields(Laplace) if hasattr(self, f.name)})
 
     @property
@@ -71,8 +75,8 @@ class EnsembleLaplace:
         problems = self._laplace().problems(spec, hyper)
         if self.mixture == "validation" and spec.val_fraction == 0:
             problems.append(
-                "method.mixture=validation weighs the members on validation data, and data.val_fraction=0 leaves none. "
-                "Set data.val_fraction=0.1, or take method.mixture=uniform."
+                "method.mixture=validation requires validation data; data.val_fraction=0 leaves none. "
+                "Set data.val_fraction=0.1, or use method.mixture=uniform."
             )
         return problems
 
@@ -85,7 +89,7 @@ class EnsembleLaplace:
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> Mixture:
         distance = member_distances(networks)
         if len(networks) > 1 and distance == 0.0:
-            raise RunFailed("all ensemble members have the same weights: their seeds are not distinct")
+            raise RunFailed("ensemble members must differ, but all have the same weights: their seeds are equal")
         laplace, members = self._laplace(), []
         for m, network in enumerate(networks):
             seed = context.seed if m == 0 else derive_seed(context.seed, "member", m)
@@ -112,8 +116,8 @@ class EnsembleLaplace:
                 logs = predictive_log_densities(members, task.val, context.seed, BATCH).cpu()
             uniform, weights = weights, stacking_weights(logs)
             scores = [float(torch.logsumexp(w.log().unsqueeze(1) + logs, 0).mean()) for w in (uniform, weights)]
-            gain = f"{scores[1] - scores[0]:.3g} nats a point above equal weights"
-            notes.append(f"mixture weights by {logs.shape[1]} validation points: {_listed(weights)} ({gain} there)")
+            gain = f"{scores[1] - scores[0]:.3g} nats per point more than with equal weights there"
+            notes.append(f"mixture weights from {logs.shape[1]} validation points: {_listed(weights)} ({gain})")
         notes.insert(
             0, f"log evidence of each member, {rows[0]['evidence_over']}: {_listed(facts['member_evidence_nats'])}"
         )

@@ -32,11 +32,22 @@ MOST_PARAMETERS = 20_000
 class HMC:
     """HMC (Neal 2011) with dual-averaging step sizes (Hoffman & Gelman 2014) and the prior precision as mass.
 
-    With that mass, `trajectory` is in prior standard deviations; π/2 is the choice of Izmailov et al. (2021). It
-    is shortened to what `max_leapfrogs` steps reach and jittered by ± `jitter` (a share). `warmup` transitions
-    adapt the step to an `acceptance`; then `draws` transitions × `thinning` give `draws` draws from each of `chains`
-    chains. The target is the posterior to the power 1/posterior_temperature, noise held at its MAP value.
-    Networks above 20,000 weights are refused without `force`.
+    The target is the posterior to the power 1/posterior_temperature, with the noise fixed at its MAP value.
+
+    Attributes:
+        chains: number of chains.
+        warmup: transitions that adapt the step sizes.
+        draws: per chain.
+        thinning: transitions per draw.
+        trajectory: length in prior standard deviations, since the mass is the prior precision; π/2 is the choice of
+            Izmailov et al. (2021).
+        jitter: relative, of the trajectory's length.
+        max_leapfrogs: most steps per transition; longer trajectories are shortened.
+        acceptance: mean acceptance probability that step sizes are adapted to.
+        posterior_temperature: T.
+        start: where chains start (see `initialisation.Start`).
+        max_gigabytes: memory limit of the draws.
+        force: run networks above 20,000 weights, which are refused otherwise.
     """
 
     chains: int = 4
@@ -58,16 +69,16 @@ class HMC:
 
     def __post_init__(self) -> None:
         rules = {
-            "chains": (self.chains >= 1, "1 or more"),
-            "warmup": (self.warmup >= 0, "0 or more"),
-            "draws": (self.draws >= 1, "1 or more"),
-            "thinning": (self.thinning >= 1, "1 or more"),
-            "trajectory": (0 < self.trajectory < math.inf, "above 0 and finite"),
-            "jitter": (0 <= self.jitter < 1, "a share of the trajectory, in [0, 1)"),
-            "max_leapfrogs": (self.max_leapfrogs >= 1, "1 or more"),
+            "chains": (self.chains >= 1, "at least 1"),
+            "warmup": (self.warmup >= 0, "at least 0"),
+            "draws": (self.draws >= 1, "at least 1"),
+            "thinning": (self.thinning >= 1, "at least 1"),
+            "trajectory": (0 < self.trajectory < math.inf, "positive and finite"),
+            "jitter": (0 <= self.jitter < 1, "in [0, 1) (a share of the trajectory)"),
+            "max_leapfrogs": (self.max_leapfrogs >= 1, "at least 1"),
             "acceptance": (0 < self.acceptance < 1, "in (0, 1)"),
-            "posterior_temperature": (self.posterior_temperature > 0, "above 0"),
-            "max_gigabytes": (self.max_gigabytes > 0, "above 0"),
+            "posterior_temperature": (self.posterior_temperature > 0, "positive"),
+            "max_gigabytes": (self.max_gigabytes > 0, "positive"),
         }
         raise_all(refusals(self, rules))
 
@@ -81,13 +92,13 @@ class HMC:
         size = networks[0].num_parameters
         if size > MOST_PARAMETERS and not self.force:
             raise UserError(
-                f"HMC would sample {size:,} weights; it is meant for {MOST_PARAMETERS:,} or fewer. Every draw takes up "
-                f"to {self.max_leapfrogs} gradients over all {len(task.train):,} points in float64. Choose a smaller "
-                "model, another method (method=sghmc), or say method.force=true."
+                f"method=hmc requires at most {MOST_PARAMETERS:,} weights; this network has {size:,}. Every draw takes "
+                f"up to {self.max_leapfrogs} gradients over all {len(task.train):,} points in float64. Use a smaller "
+                "model, another method (method=sghmc), or method.force=true."
             )
         device = next(iter(networks[0].parameters.values())).device
         if device.type == "mps":
-            raise UserError("HMC runs in float64, which device=mps does not have. Use device=cpu.")
+            raise UserError("method=hmc requires float64, which device=mps does not support. Use device=cpu.")
         gigabytes = check_memory(self.chains * self.draws, size, self.max_gigabytes)
         small = device.type == "cpu" and self.chains * size * len(task.train) < SMALL_STEP
         with thread_count(1 if small else None), evaluation_mode(networks[0].module):
@@ -147,8 +158,8 @@ class HMC:
             )
         if float(run.acceptance.min()) < 0.5 * self.acceptance:
             notes.append(
-                f"a chain accepts {float(run.acceptance.min()):.0%} of its trajectories, far below "
-                f"method.acceptance={self.acceptance:g}: raise method.warmup."
+                f"a chain accepts only {float(run.acceptance.min()):.0%} of its trajectories, far below "
+                f"method.acceptance={self.acceptance:g}. Raise method.warmup."
             )
         report = summarise(posterior, run.chains.weights, points, classes, remedy).extended(facts, notes)
         return ChainPosterior(

@@ -1,4 +1,4 @@
-"""Linearised Laplace: a Gaussian over the weights at the MAP network, seen through the tangent model."""
+"""Linearised Laplace: a Gaussian over the weights at the MAP network, propagated through the tangent model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictiv
 from bnn_runner.curvature.base import Approximation
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind, samples_problems
-from bnn_runner.curvature.parameter_subset import Basis, HeldKind, basis
+from bnn_runner.curvature.parameter_subset import Basis, HeldKind, select_basis
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.curvature.structures import STRUCTURES, Structure, decided, fit_structure
 from bnn_runner.curvature.training_passes import TrainingPasses
@@ -31,21 +31,28 @@ RANK = 100
 
 @dataclass(frozen=True)
 class Laplace:
-    """Gaussian posterior N(w*, (H + Λ)⁻¹) with H a curvature at the MAP weights.
+    """Gaussian posterior N(w*, (H + Λ)⁻¹) with H a curvature at the MAP weights w*.
 
-    structure: full, block (one exact block a layer), kfac, ekfac, diag, low_rank (the `rank` leading
-    eigenpairs of the full curvature), or auto (full where its smaller side has at most 3,000 rows, else
-    kfac). curvature: ggn (exact), mc_fisher (with `fisher_samples` sampled targets a point) or
-    empirical_fisher. sharing: how Kronecker factors treat the positions of a convolution, expand or reduce.
-    bias: separate blocks, or joint with the weight's Kronecker factors. weights: all or last_layer; the
-    rest stay at their MAP values. hold: the kinds of weights that stay there too (norm, bias, embedding,
-    attention; see `kinds_of`); those that do not have a block of their own, as the treatment says. predict:
-    draws of the tangent model; closed_form (exact Gaussian; probit for classes, which takes the common shift of the
-    logits, of which data say nothing, for doubt: its probabilities are too even); bridge (classes); network
-    (draws through the network itself, for comparison). mode: network takes the evidence at w*; tangent at
-    the tangent model's own optimum v*, found to a relative gradient of `tangent_tolerance` within
-    `tangent_passes` passes over the data (null: 2,000 where Jacobians fit in memory, else 100); auto is
-    tangent where that is reached, else network. The predictive mean is f(x, w*) in all of them.
+    The predictive mean is f(x, w*) in every mode.
+
+    Attributes:
+        structure: an entry of `STRUCTURES`: full, block (one exact block per layer), kfac, ekfac, diag, low_rank (the
+            leading eigenpairs of the full curvature); or auto: full where its smaller side has at most 3,000 rows,
+            else kfac.
+        curvature: ggn (exact), mc_fisher (sampled targets) or empirical_fisher (observed targets).
+        fisher_samples: sampled targets per point.
+        sharing: how Kronecker factors treat the positions of a convolution, expand or reduce.
+        bias: separate blocks for biases, or joint with the weight's Kronecker factors.
+        rank: number of eigenpairs of low_rank.
+        weights: all or last_layer; the others are held at their MAP values.
+        hold: kinds of weights that are held too (norm, bias, embedding, attention; see `kinds_of`).
+        predict: draws of the tangent model; closed_form (exact Gaussian in regression; probit for classes, which
+            mistakes the logits' common shift, on which data have no influence, for uncertainty, so that its
+            probabilities are too even); bridge (classes); network (draws of the network itself, for comparison).
+        mode: where the evidence is taken: at w* (network), at the tangent model's own optimum v* (tangent), or at v*
+            where that is reached and else at w* (auto).
+        tangent_tolerance: relative gradient at which v* is reached.
+        tangent_passes: most passes over the data for v*; None is 2,000 where the Jacobians fit in memory, else 100.
     """
 
     structure: Structure | Literal["auto"] = "auto"
@@ -67,23 +74,23 @@ class Laplace:
     def __post_init__(self) -> None:
         problems, spec = [], STRUCTURES.get(self.structure)  # None for auto
         if self.tangent_passes is not None and self.tangent_passes < 1:
-            problems.append(f"method.tangent_passes={self.tangent_passes} is no budget. It must be 1 or more.")
+            problems.append(f"method.tangent_passes must be at least 1, or null; got {self.tangent_passes}.")
         if not 0 < self.tangent_tolerance < 1:
             problems.append(
-                f"method.tangent_tolerance={self.tangent_tolerance} is no ratio of gradients. It lies between 0 and 1."
+                f"method.tangent_tolerance must be between 0 and 1 (a relative gradient); got {self.tangent_tolerance}."
             )
         problems += samples_problems(self.curvature, self.fisher_samples)
         if self.rank < 1:
-            problems.append(f"method.rank={self.rank} keeps no eigenpair. It must be 1 or more.")
+            problems.append(f"method.rank must be at least 1; got {self.rank}.")
         elif self.rank != RANK and (spec is None or not spec.ranked):
             problems.append(
-                f"method.rank={self.rank} would be ignored under method.structure={self.structure}. "
-                "Use method.structure=low_rank with it, or drop it."
+                f"method.rank={self.rank} requires method.structure=low_rank; got {self.structure}. "
+                "Set method.structure=low_rank, or remove method.rank."
             )
         if spec is not None and not spec.kronecker:
             problems += [
-                f"method.{key}={value} would be ignored under method.structure={self.structure}. It is about Kronecker "
-                "factors. Use method.structure=kfac or ekfac with it, or drop it."
+                f"method.{key}={value} requires Kronecker factors; got method.structure={self.structure}. Set "
+                f"method.structure=kfac or ekfac, or remove method.{key}."
                 for key, value, default in (("sharing", self.sharing, "expand"), ("bias", self.bias, "separate"))
                 if value != default
             ]
@@ -97,13 +104,13 @@ class Laplace:
         problems = []
         if self.predict == "bridge" and spec.kind != "classification":
             problems.append(
-                f"method.predict=bridge needs classes, and data={spec.name} is a regression. "
-                "The bridge approximates a softmax. Use method.predict=closed_form, which is exact there."
+                f"method.predict=bridge requires classes; data={spec.name} is a regression. "
+                "Use method.predict=closed_form, which is exact there."
             )
         if hyper is not None:
             problems += family_problems(self.structure, self.curvature, spec, hyper)
         else:
-            problems.append("this method needs a hyperparameter rule. Add hyper=fixed, hyper=grid or hyper=evidence.")
+            problems.append("This method requires a hyper rule. Add hyper=fixed, hyper=grid or hyper=evidence.")
         return problems
 
     def needs(self) -> list[TrainingSpec]:
@@ -120,8 +127,8 @@ class Laplace:
             return self._fit(task, network, context)
 
     def _fit(self, task: Task, network: Network, context: FitContext) -> LinearisedLaplace | NetworkLaplace:
-        chosen = self._basis(network, task)
-        return self.over(chosen, Jacobians(network, chosen.names), task, context)
+        basis = self._basis(network, task)
+        return self.over(basis, Jacobians(network, basis.names), task, context)
 
     @property
     def ties_tensors(self) -> bool:
@@ -143,10 +150,17 @@ class Laplace:
         )
 
     def over(
-        self, chosen: Basis, jacobians: Jacobians, task: Task, context: FitContext
+        self, basis: Basis, jacobians: Jacobians, task: Task, context: FitContext
     ) -> LinearisedLaplace | NetworkLaplace:
-        """The posterior over the chosen weights, whose Jacobians are given. Gradients off, true float32."""
-        treatment = dict(chosen.treatment)
+        """The posterior over the weights of a basis. Call it without gradients and in true float32.
+
+        Args:
+            basis: the weights, in words.
+            jacobians: with respect to them.
+            task: the training set.
+            context: of the fit.
+        """
+        treatment = dict(basis.treatment)
         jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
         repairs = Repairs()
         structure = self._structure(task, jacobians)
@@ -159,7 +173,7 @@ class Laplace:
         selection = select_precisions(
             task,
             jacobians,
-            chosen,
+            basis,
             curvature,
             context.hyper,
             repairs,
@@ -183,7 +197,7 @@ class Laplace:
         )
 
     def _basis(self, network: Network, task: Task) -> Basis:
-        return basis(network, task, self.weights, self.hold)
+        return select_basis(network, task, self.weights, self.hold)
 
     def _structure(self, task: Task, jacobians: Jacobians) -> Structure:
         size = sum(jacobians.sizes().values())

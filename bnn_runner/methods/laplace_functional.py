@@ -13,7 +13,7 @@ from bnn_runner.curvature.full import FullCurvature
 from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind, samples_problems
-from bnn_runner.curvature.parameter_subset import HeldKind, basis
+from bnn_runner.curvature.parameter_subset import HeldKind, select_basis
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import RunFailed, raise_all
 from bnn_runner.hyper.tied_precisions import family_of
@@ -39,11 +39,15 @@ EXACT_ROWS = 3000
 class LaplaceFunctional:
     """The linearised posterior as a Gaussian process with the tangent kernel J Λ⁻¹ Jᵀ.
 
-    form: exact, prior draws conditioned on all training rows (Matheron's rule; at most 3,000 rows, or the
-    user's word for it); nystrom, the posterior within `features` leading features of the tangent kernel at `pivots`
-    training points (ELLA, Deng et al. 2022), whose draws lack the variance off the features: how much is
-    measured and told; auto, exact up to 3,000 rows. points: a random subset of the training points that
-    alone is conditioned on; null is all. curvature, fisher_samples, weights and hold as in `Laplace`.
+    The attributes that are not listed are those of `Laplace`.
+
+    Attributes:
+        form: exact: prior draws conditioned on all training rows (Matheron's rule); nystrom: the posterior within
+            leading features of the tangent kernel (ELLA, Deng et al. 2022), whose draws lack the variance off the
+            features, which is measured and reported; auto: exact up to 3,000 rows.
+        points: size of a random subset of the training points to condition on; None is all of them.
+        features: number of Nyström features.
+        pivots: training points that the features are computed at.
     """
 
     form: Literal["auto", "exact", "nystrom"] = "auto"
@@ -61,7 +65,7 @@ class LaplaceFunctional:
 
     def __post_init__(self) -> None:
         problems = [
-            f"method.{name}={value} is no number of these. It must be 1 or more."
+            f"method.{name} must be at least 1; got {value}."
             for name, value in (
                 ("points", self.points),
                 ("features", self.features),
@@ -74,21 +78,21 @@ class LaplaceFunctional:
 
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
         if hyper is None:
-            return ["this method needs a hyperparameter rule. Add hyper=fixed, hyper=grid or hyper=evidence."]
+            return ["This method requires a hyper rule. Add hyper=fixed, hyper=grid or hyper=evidence."]
         problems = []
         if (family := family_of(hyper)) in ("parameter", "g"):
             problems.append(
-                f"hyper.family={family} needs the curvature's diagonal, which method=laplace_functional does not have. "
-                "Use hyper.family=isotropic, or method=laplace_diag."
+                f"method=laplace_functional does not support hyper.family={family}, which requires the curvature's "
+                "diagonal. Use hyper.family=isotropic, or method=laplace_diag."
             )
         elif family != "isotropic" and self.form == "nystrom":
             problems.append(
-                f"hyper.family={family} would need other features at each step of the search. Use "
-                "hyper.family=isotropic, or method.form=exact."
+                f"method.form=nystrom does not support hyper.family={family}, which requires new features at each step "
+                "of the search. Use hyper.family=isotropic, or method.form=exact."
             )
         if noise_of(hyper) == "evidence":
             problems.append(
-                "hyper.noise=evidence does not fit method=laplace_functional. Leave hyper.noise=trained, or use "
+                "method=laplace_functional does not support hyper.noise=evidence. Use hyper.noise=trained, or "
                 "method=laplace_full."
             )
         return problems
@@ -103,42 +107,42 @@ class LaplaceFunctional:
     def _fit(self, task: Task, network: Network, context: FitContext) -> LinearisedLaplace:
         assert context.hyper is not None
         total, repairs = len(task.train), Repairs()
-        chosen = basis(network, task, self.weights, self.hold)
+        basis = select_basis(network, task, self.weights, self.hold)
         if self.points is not None and self.points < total:
             picked = torch.randperm(total, generator=generator(context.seed, "fit points"))[: self.points]
             task = replace(task, train=task.train.subset(picked.sort().values))
-            chosen = replace(chosen, described=f"{chosen.described}; {self.points} of {total} training points")
-        jacobians = Jacobians(network, chosen.names)
+            basis = replace(basis, described=f"{basis.described}; {self.points} of {total} training points")
+        jacobians = Jacobians(network, basis.names)
         jacobians.learn_shapes(task.train.gather(torch.arange(min(CHECKED_POINTS, len(task.train))))[0])
         output_curvature = OutputCurvature(self.curvature, self.fisher_samples, context.seed)
         rows = GGNOperator.of(task, jacobians, output_curvature, context.progress, repairs)
         exact = self.form == "exact" or (self.form == "auto" and len(rows) * rows.columns <= EXACT_ROWS and rows.keeps)
         if not exact and family_of(context.hyper) != "isotropic":
             raise RunFailed(
-                f"hyper.family={family_of(context.hyper)} would need new Nyström features at each step of its search, "
-                f"and {len(rows) * rows.columns:,} rows are too many for the exact form. Use hyper.family=isotropic, "
-                "or method.points=... with fewer points."
+                f"hyper.family={family_of(context.hyper)} requires the exact form, which supports at most "
+                f"{EXACT_ROWS:,} rows; there are {len(rows) * rows.columns:,}. Nyström features would change at each "
+                "step of the search. Use hyper.family=isotropic, or fewer points with method.points=..."
             )
         curvature = self._exact(rows, repairs) if exact else self._nystrom(task, rows, repairs, context)
-        selection = select_precisions(task, jacobians, chosen, curvature, context.hyper, repairs)
+        selection = select_precisions(task, jacobians, basis, curvature, context.hyper, repairs)
         facts: dict[str, Any] = {"structure": "functional", "form": "exact" if exact else "nystrom"}
         facts |= {"fit_points": len(task.train), "output_curvature": self.curvature}
         notes = list(selection.notes)
         if len(task.train) < total:
             notes.append(
-                f"the posterior is conditioned on {len(task.train)} of {total} training points (method.points), chosen "
-                "by the seed: it is wider than that of all of them"
+                f"the posterior is conditioned on {len(task.train)} of {total} training points (method.points), "
+                "selected by the seed, so it is wider than that of all points"
             )
         if isinstance(selection.gaussian, NystromGaussian):
             splits = [("train", task.train), *((f"ood/{n}", s) for n, s in task.ood.items())]
-            told = off_the_features(jacobians, selection.gaussian, splits)
+            measured = off_the_features(jacobians, selection.gaussian, splits)
             facts |= {"features": selection.gaussian.vectors.shape[1], "pivots": len(curvature.pivots)}  # type: ignore[union-attr]
-            facts["variance_off_the_features"] = {n: v[0] for n, v in told.items()}
-            facts["variance_on_the_features"] = {n: v[1] for n, v in told.items()}
-            words = ", ".join(f"{n} {off:.3g} (beside {on:.3g})" for n, (off, on) in told.items())
+            facts["variance_off_the_features"] = {n: v[0] for n, v in measured.items()}
+            facts["variance_on_the_features"] = {n: v[1] for n, v in measured.items()}
+            words = ", ".join(f"{n} {off:.3g} ({on:.3g})" for n, (off, on) in measured.items())
             notes.append(
-                "Nyström features leave out the variance off them, which in the prior is on average (beside what the "
-                f"draws have): {words}; raise method.features and method.pivots, or use method.form=exact"
+                "Nyström features omit the variance off them; in the prior it is on average (in brackets that of the "
+                f"draws): {words}; raise method.features and method.pivots, or use method.form=exact"
             )
         rule = "full curvature, dual side" if exact else "Nyström features; no variance off them"
         return LinearisedLaplace(
@@ -146,15 +150,15 @@ class LaplaceFunctional:
             gaussian=selection.gaussian,
             likelihood=network.likelihood,
             report=FitReport({**facts, **selection.facts}, tuple(notes), dict(repairs)),
-            treatment=chosen.treatment | dict.fromkeys(jacobians.names, rule),
+            treatment=basis.treatment | dict.fromkeys(jacobians.names, rule),
         )
 
     def _exact(self, rows: GGNOperator, repairs: Repairs) -> DualCurvature:
         if not rows.keeps:
             raise RunFailed(
-                f"the exact form keeps {len(rows) * rows.columns:,} rows of {rows.size:,} weights, about "
-                f"{8 * len(rows) * rows.columns * rows.size / 2**30:.0f} GiB, and at most 1 GiB is used. "
-                "Use method.form=nystrom, method.points=... with fewer points, or method=laplace_sampled."
+                f"method.form=exact keeps {len(rows) * rows.columns:,} rows of {rows.size:,} weights, which must fit "
+                f"into 1 GiB; they take about {8 * len(rows) * rows.columns * rows.size / 2**30:.0f} GiB. "
+                "Use method.form=nystrom, fewer points with method.points=..., or method=laplace_sampled."
             )
         ((_, batch),) = rows.batches(1)
         assert batch.kept is not None

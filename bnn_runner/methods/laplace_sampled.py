@@ -13,7 +13,7 @@ from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictiv
 from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind, samples_problems
-from bnn_runner.curvature.parameter_subset import HeldKind, basis
+from bnn_runner.curvature.parameter_subset import HeldKind, select_basis
 from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import raise_all
 from bnn_runner.hyper.evidence import Evidence
@@ -31,21 +31,28 @@ from bnn_runner.tasks import Task, TaskSpec
 CG_UP_TO = 4096
 """Training points up to which auto takes conjugate gradients where the rows are too many to keep."""
 LARGE_ERROR = 1.0
-"""Posterior standard deviations by which a draw that gradient descent has found may be off without a word."""
+"""Error of draws by gradient descent, in posterior standard deviations, above which a note says so."""
 
 
 @dataclass(frozen=True)
 class LaplaceSampled:
-    """Draws of N(w*, (H + Λ)⁻¹), H the whole GGN, by sample-then-optimise (Antorán et al. 2023); nothing of P × P.
+    """Draws of N(w*, (H + Λ)⁻¹), H the full GGN, by sample-then-optimise (Antorán et al. 2023), without P × P matrices.
 
-    curvature, fisher_samples, weights, hold, mode and tangent_... as in `Laplace`. solver: cg, conjugate
-    gradients until no output is off by more than `tolerance` of its posterior standard deviation, or `passes` over
-    the data are made; sgd, descent with `sgd_momentum` (Nesterov's) and averaged iterates over `sgd_passes`,
-    minibatches of `sgd_batch_size`, the step `sgd_step` in units of the inverse of their largest curvature, on the
-    `objective` low_variance or noisy_targets; auto, cg up to 4,096 points or where the Jacobian of all of them
-    fits 1 GiB, else sgd. samples: draws solved in the fit, which give effective dimensions; those that
-    predictions use are solved when asked for. probes and lanczos_steps: of the log determinant in the
-    evidence; probes=0 leaves the evidence out.
+    The attributes that are not listed are those of `Laplace`.
+
+    Attributes:
+        solver: cg (conjugate gradients), sgd (gradient descent), or auto: cg up to 4,096 points or where the Jacobian
+            of all points fits into 1 GiB, else sgd.
+        tolerance: cg stops once no output is off by more than this fraction of its posterior standard deviation.
+        passes: most passes of cg over the data.
+        objective: of sgd, low_variance or noisy_targets (see `solvers.Descent`).
+        sgd_passes: passes of sgd over the data; iterates are averaged over the last half.
+        sgd_step: in units of the inverse of the largest curvature of a minibatch.
+        sgd_momentum: Nesterov's.
+        sgd_batch_size: points per minibatch.
+        samples: draws that the fit solves for effective dimensions; draws for predictions are solved when needed.
+        probes: of the log determinant in the evidence; 0 omits the evidence.
+        lanczos_steps: per probe.
     """
 
     curvature: OutputCurvatureKind = "ggn"
@@ -73,7 +80,7 @@ class LaplaceSampled:
 
     def __post_init__(self) -> None:
         problems = [
-            f"method.{name}={value} is no number of these. It must be {least} or more."
+            f"method.{name} must be at least {least}; got {value}."
             for name, value, least in (
                 ("tangent_passes", 1 if self.tangent_passes is None else self.tangent_passes, 1),
                 ("passes", self.passes, 3),
@@ -85,53 +92,52 @@ class LaplaceSampled:
             if value < least
         ]
         if self.probes < 0 or self.probes == 1:
-            problems.append(
-                f"method.probes={self.probes} gives no standard error. It must be 2 or more, or 0 for no evidence."
-            )
+            problems.append(f"method.probes must be at least 2, or 0 for no evidence; got {self.probes}.")
         if not 0 < self.tolerance < 1:
             problems.append(
-                f"method.tolerance={self.tolerance} is no part of a standard deviation. It lies between 0 and 1."
+                f"method.tolerance must be between 0 and 1 (of a standard deviation); got {self.tolerance}."
             )
         if not 0 < self.tangent_tolerance < 1:
             problems.append(
-                f"method.tangent_tolerance={self.tangent_tolerance} is no ratio of gradients. It lies between 0 and 1."
+                f"method.tangent_tolerance must be between 0 and 1 (a relative gradient); got {self.tangent_tolerance}."
             )
         if not 0 < self.sgd_step < 1.3:
             problems.append(
-                f"method.sgd_step={self.sgd_step} cannot descend: with momentum, steps above 4/3 of the inverse "
-                "curvature diverge. It lies between 0 and 1.3."
+                f"method.sgd_step must be between 0 and 1.3; got {self.sgd_step}. With momentum, steps above 4/3 of "
+                "the inverse curvature diverge."
             )
         if not 0 <= self.sgd_momentum < 1:
-            problems.append(f"method.sgd_momentum={self.sgd_momentum} is none. It lies between 0 (none) and 1.")
+            problems.append(f"method.sgd_momentum must be in [0, 1); got {self.sgd_momentum}.")
         if self.solver == "cg" and self.objective != "low_variance":
             problems.append(
-                "method.objective=noisy_targets would be ignored under method.solver=cg, for which both objectives "
-                "are the same linear problem. Use method.solver=sgd with it, or drop it."
+                "method.objective=noisy_targets requires method.solver=sgd; got cg, for which both objectives are the "
+                "same linear problem. Set method.solver=sgd, or remove method.objective."
             )
         problems += samples_problems(self.curvature, self.fisher_samples)
         raise_all(problems)
 
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
         if hyper is None:
-            return ["this method needs a hyperparameter rule. Add hyper=fixed, hyper=fixed_point or hyper=evidence."]
+            return ["This method requires a hyper rule. Add hyper=fixed, hyper=fixed_point or hyper=evidence."]
         if (family := family_of(hyper)) == "parameter":
             return [
-                "hyper.family=parameter needs the effective dimension of each weight, which samples do not tell. "
-                "Use hyper.family=isotropic, layerwise, groupwise or g, or method=laplace_diag."
+                "method=laplace_sampled does not support hyper.family=parameter: samples do not give the effective "
+                "dimension of each weight. Use hyper.family=isotropic, layerwise, groupwise or g, or "
+                "method=laplace_diag."
             ]
         if noise_of(hyper) == "evidence":
             return [
-                "hyper.noise=evidence needs log determinants at every noise level to more digits than samples give. "
-                "Leave hyper.noise=trained, or use method=laplace_kfac or laplace_full."
+                "method=laplace_sampled does not support hyper.noise=evidence, which requires more precise log "
+                "determinants than samples give. Use hyper.noise=trained, or method=laplace_kfac or laplace_full."
             ]
         if isinstance(hyper, Evidence) and family not in ("isotropic", "g"):
             return [
-                f"hyper=evidence hyper.family={family} climbs the log determinant's gradient in several "
-                "precisions, which one stochastic spectrum does not have. Use hyper=fixed_point with that family, "
-                "or hyper.family=isotropic or g."
+                f"method=laplace_sampled does not support hyper=evidence with hyper.family={family}: one stochastic "
+                "spectrum has no gradient in several precisions. Use hyper=fixed_point with that family, or "
+                "hyper.family=isotropic or g."
             ]
         if isinstance(hyper, Evidence) and not self.probes:
-            return ["hyper=evidence needs the evidence, which method.probes=0 leaves out. Use method.probes=8."]
+            return ["hyper=evidence requires the evidence, which method.probes=0 omits. Use method.probes=8."]
         return []
 
     def needs(self) -> list[TrainingSpec]:
@@ -143,8 +149,8 @@ class LaplaceSampled:
 
     def _fit(self, task: Task, network: Network, context: FitContext) -> SampledLaplace:
         assert context.hyper is not None
-        chosen = basis(network, task, self.weights, self.hold)
-        jacobians = Jacobians(network, chosen.names)
+        basis = select_basis(network, task, self.weights, self.hold)
+        jacobians = Jacobians(network, basis.names)
         few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
         jacobians.learn_shapes(few[:CHECKED_POINTS])
         repairs = Repairs()
@@ -155,7 +161,7 @@ class LaplaceSampled:
         dtype = network.parameters[jacobians.names[0]].dtype
         plain = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
         selection = select_precisions(
-            task, jacobians, chosen, plain, context.hyper, repairs,
+            task, jacobians, basis, plain, context.hyper, repairs,
             self.mode, self.tangent_tolerance, self.tangent_passes, context.progress,
         )  # fmt: skip
         curvature = selection.curvature
@@ -165,15 +171,15 @@ class LaplaceSampled:
         notes = list(selection.notes)
         if isinstance(solver, Descent) and facts["sample_error_sd"] > LARGE_ERROR:
             notes.append(
-                f"gradient descent left draws off by up to {facts['sample_error_sd']:.2g} posterior standard "
-                f"deviations after {self.sgd_passes} passes: they are no draws of the posterior; raise "
+                f"draws are off by up to {facts['sample_error_sd']:.2g} posterior standard deviations after "
+                f"{self.sgd_passes} passes of gradient descent, so they do not represent the posterior; raise "
                 "method.sgd_passes, or use method.solver=cg"
             )
         if isinstance(solver, ConjugateGradients) and facts["sample_error_sd"] > self.tolerance:
             notes.append(
-                f"conjugate gradients left draws off by up to {facts['sample_error_sd']:.2g} of a posterior standard "
-                f"deviation (method.tolerance={self.tolerance}) after {self.passes} passes; raise method.passes, or "
-                "the prior precision"
+                f"draws are off by up to {facts['sample_error_sd']:.2g} of a posterior standard deviation "
+                f"(method.tolerance={self.tolerance}) after {self.passes} passes of conjugate gradients; raise "
+                "method.passes, or the prior precision"
             )
         known = dict(selection.facts)
         if spectrum is None:
@@ -191,7 +197,7 @@ class LaplaceSampled:
             "passes_over_data": round(rows.passes, 1),
         }
         report = FitReport(row, tuple(notes), dict(repairs))
-        treatment = chosen.treatment | dict.fromkeys(jacobians.names, "full curvature, by sampling")
+        treatment = basis.treatment | dict.fromkeys(jacobians.names, "full curvature, by sampling")
         return SampledLaplace(jacobians, selection.gaussian, network.likelihood, report, treatment)
 
     def _solver(self, rows: GGNOperator) -> Solver:
@@ -201,7 +207,7 @@ class LaplaceSampled:
         return Descent(self.sgd_step, self.sgd_momentum, self.sgd_batch_size, self.sgd_passes, self.objective)
 
     def _evidence_error(self, curvature: SampledCurvature, precisions: Tensor) -> dict[str, float]:
-        """The standard error that the evidence has from the probes, and what it owes to the last Lanczos steps."""
+        """The evidence's standard error over the probes, and its change by the last half of the Lanczos steps."""
         if curvature.spectrum is None:
             return {}
         error = 0.5 * float(curvature.log_det_samples(precisions).std()) / self.probes**0.5

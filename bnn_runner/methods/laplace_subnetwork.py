@@ -1,4 +1,4 @@
-"""Linearised Laplace over some single weights of the network, the rest held at MAP (Daxberger et al. 2021)."""
+"""Linearised Laplace over a subset of single weights, the rest held at MAP (Daxberger et al. 2021)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ from bnn_runner.tasks import Task, TaskSpec
 class LaplaceSubnetwork:
     """N(w*, (H_S + Λ_S)⁻¹) over a set S of single weights; the evidence is over these weights alone.
 
-    num_weights: how many weights, a share of them (a number below 1), or all (null), of the candidates.
-    modules: the modules or tensors by name whose weights are candidates; none named, all are. select:
-    largest_variance takes those with the largest marginal variance under a diagonal Laplace (a pass
-    over the data of its own), random takes them by the seed. structure: the curvature over the chosen
-    weights, full or diag. The other keys are those of `Laplace`.
+    The attributes that are not listed are those of `Laplace`.
+
+    Attributes:
+        num_weights: number of weights, a share of the candidates (below 1), or all of them (None).
+        select: largest_variance takes the weights with the largest marginal variance under a diagonal Laplace (which
+            costs a pass over the data), random takes them by the seed.
+        modules: modules or tensors whose weights are the candidates; all weights where it is empty.
+        structure: of the curvature over the selected weights.
     """
 
     num_weights: int | float | None = 1000
@@ -54,19 +57,19 @@ class LaplaceSubnetwork:
         share = isinstance(self.num_weights, float)
         if self.num_weights is not None and not (0 < self.num_weights < 1 if share else self.num_weights >= 1):
             problems.append(
-                f"method.num_weights={self.num_weights} chooses no weights. It is a whole number of weights (1 or "
-                "more), a share of them (between 0 and 1), or null for all candidates."
+                "method.num_weights must be a number of weights (at least 1), a share of them (between 0 and 1), or "
+                f"null for all candidates; got {self.num_weights}."
             )
         if self.num_weights is None and not self.modules:
             problems.append(
-                "method.num_weights=null without method.modules chooses every weight. Name modules, give a number, or "
-                "use method=laplace_full."
+                "method.num_weights=null requires method.modules; without them it selects every weight. Set "
+                "method.modules or a number, or use method=laplace_full."
             )
         raise_all(problems)
-        self._laplace()  # which refuses what it cannot be
+        self._laplace()  # checks the other settings
 
     def _laplace(self) -> Laplace:
-        """The posterior's other settings, as one over all weights has them."""
+        """The method with the same settings over all weights."""
         return Laplace(
             structure=self.structure,
             curvature=self.curvature,
@@ -97,8 +100,8 @@ class LaplaceSubnetwork:
             notes: tuple[str, ...] = ()
             if chosen.never_reached:
                 notes = (
-                    f"{chosen.never_reached} weights move no output of a training point (dead pixels or units); they "
-                    "are held at MAP",
+                    f"{chosen.never_reached} weights do not influence any output at a training point (dead pixels or "
+                    "units); they are held at MAP",
                 )
             posterior = self._laplace().over(Basis(jacobians.names, words, held, notes), jacobians, task, context)
         whole = {name: network.parameters[name].numel() for name in chosen.places}

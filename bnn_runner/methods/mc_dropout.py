@@ -18,7 +18,7 @@ from bnn_runner.training.noise_layers import Where, insert_noise, noisy_layers
 
 
 def multiply(layer: nn.Module, x: Tensor, noise: Tensor) -> Tensor:
-    """What a dropout layer gives: x ξ."""
+    """A dropout layer's output: x ξ."""
     return x * noise
 
 
@@ -27,7 +27,7 @@ class DropoutNoise:
     """Multiplicative noise ξ of mean 1 and variance p/(1−p) on what a weight layer receives.
 
     bernoulli: ξ = z/(1−p), z ~ Bernoulli(1−p), the mask divided by the keep probability; gaussian:
-    ξ ~ N(1, p/(1−p)) (Srivastava et al. 2014, §10). Either way E ξ² = 1/(1−p), so that under a prior
+    ξ ~ N(1, p/(1−p)) (Srivastava et al. 2014, §10). In both cases E ξ² = 1/(1−p), so that under a prior
     of precision λ the expected penalty of the weights w = M ξ is λ|M|²/(1−p) for the trained M.
     """
 
@@ -42,8 +42,8 @@ class DropoutNoise:
         names = noisy_layers(module, self.where)
         if len(self.rates(len(names))) != len(names):
             raise UserError(
-                f"method.rate={list(self.rates(0))} does not fit the network, which has noise before {len(names)} "
-                f"layers: {', '.join(names)}. Give one rate for each, or one number for all."
+                f"method.rate must be one number, or one for each of the {len(names)} layers with noise "
+                f"({', '.join(names)}); got {list(self.rates(0))}."
             )
         insert_noise(module, names, multiply)
 
@@ -67,13 +67,17 @@ class DropoutNoise:
 
 @dataclass(frozen=True)
 class MCDropout:
-    """Dropout kept on at prediction.
+    """Dropout that stays on at prediction.
 
-    rate: the share of inputs dropped before each weight layer, one number or one a layer; kind:
-    bernoulli or gaussian noise; where: see `noisy_layers`. noise: the regression noise is that which
-    came with training (trained), or the multiple of it in `noise_multiples` that is best for the
-    marginal log-likelihood of the validation part under `validation_draws` draws (validation; the
-    choice of tau in Gal & Ghahramani 2016, §4.3, on a grid).
+    Attributes:
+        rate: share of inputs dropped before each weight layer, one number or one per layer.
+        kind: bernoulli or gaussian noise.
+        where: which layers have noise (see `noisy_layers`).
+        noise: of regression: as trained (trained), or times the factor of `noise_multiples` with the best marginal
+            log-likelihood of the validation part (validation; the choice of tau in Gal & Ghahramani 2016, §4.3, on
+            a grid).
+        noise_multiples: factors of the noise standard deviation.
+        validation_draws: draws for that log-likelihood.
     """
 
     rate: float | tuple[float, ...] = 0.05
@@ -92,16 +96,16 @@ class MCDropout:
         rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
         if any(not 0 <= p < 1 for p in rates) or not any(p > 0 for p in rates):
             problems.append(
-                f"method.rate={self.rate} is no dropout rate. Rates lie in [0, 1), and one must be above 0: "
-                "without noise all draws are one function (that is method=map)."
+                f"method.rate must be in [0, 1), with at least one rate above 0; got {self.rate}. "
+                "Without noise all draws are one function, which is method=map."
             )
         if not self.noise_multiples or any(not m > 0 for m in self.noise_multiples):
             problems.append(
-                f"method.noise_multiples={list(self.noise_multiples)} is no grid. Give numbers above 0; they multiply "
-                "the trained noise standard deviation."
+                "method.noise_multiples must be a list of positive factors of the trained noise standard deviation; "
+                f"got {list(self.noise_multiples)}."
             )
         if self.validation_draws < 1:
-            problems.append(f"method.validation_draws={self.validation_draws} must be 1 or more.")
+            problems.append(f"method.validation_draws must be at least 1; got {self.validation_draws}.")
         raise_all(problems)
 
     @property
@@ -112,10 +116,10 @@ class MCDropout:
         if self.noise == "trained":
             return []
         if spec.kind == "classification":
-            return [f"method.noise=validation sets regression noise, and data={spec.name} has classes. Drop it."]
+            return [f"method.noise=validation requires a regression; data={spec.name} has classes. Use trained."]
         if spec.val_fraction == 0:
             return [
-                "method.noise=validation chooses on validation data, and data.val_fraction=0 leaves none. "
+                "method.noise=validation requires validation data; data.val_fraction=0 leaves none. "
                 "Set data.val_fraction=0.1, or use method.noise=trained."
             ]
         return []
@@ -133,17 +137,17 @@ class MCDropout:
             treatment[f"{name}.weight"] = f"times the {factor}, rate {p:g}; prior precision divided by {1 - p:g}"
         report = FitReport({"noisy_layers": len(names)})
         posterior = NoisePosterior(network, self.noise_transform, report, treatment)
-        check_diversity(posterior, task.train, "Raise method.rate, or choose another network or method.where=all.")
+        check_diversity(posterior, task.train, "Raise method.rate, or use another model or method.where=all.")
         return self._with_chosen_noise(posterior, task, context) if self.noise == "validation" else posterior
 
     def _with_chosen_noise(self, posterior: NoisePosterior, task: Task, context: FitContext) -> NoisePosterior:
         likelihood = posterior.likelihood
         if not isinstance(likelihood, Gaussian):
             raise UserError(
-                "method.noise=validation multiplies one level of noise, and under this likelihood.form the network "
-                "gives it at each input. Use method.noise=trained."
+                "method.noise=validation requires likelihood.form=homoscedastic; under this form the network predicts "
+                "the noise at each input. Use method.noise=trained."
             )
-        if not len(task.val):  # a probe of the cost has no validation part
+        if not len(task.val):  # a cost estimate runs without a validation part
             return posterior
         outputs, targets = validation_outputs(posterior, task, self.validation_draws, context)
         scores = {}
@@ -155,7 +159,7 @@ class MCDropout:
         notes = []
         if best in (min(scores), max(scores)):
             notes.append(
-                f"the best noise, {best:g} times the trained one, lies at the edge of method.noise_multiples; widen it"
+                f"the best noise, {best:g} times the trained one, is at the edge of method.noise_multiples; widen it"
             )
         return replace(posterior, network=chosen, report=posterior.report.extended({"noise_multiple": best}, notes))
 
@@ -163,7 +167,7 @@ class MCDropout:
 def validation_outputs(
     posterior: NoisePosterior, task: Task, num_draws: int, context: FitContext
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [S, N, K] of draws at the validation part, and its targets."""
+    """Outputs [S, N, K] of `num_draws` draws at the validation part, and its targets."""
     draws, pieces, targets, done = posterior.draws(num_draws, context.seed), [], [], 0
     for x, y in task.val.batches(256):
         context.progress("noise on validation", done, len(task.val))

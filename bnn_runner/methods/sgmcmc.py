@@ -43,17 +43,31 @@ SOURCES = {"langevin": "welling2011", "preconditioned": "li2016", "hamiltonian":
 class StochasticGradientMCMC:
     """Chains over the weights from minibatch gradients of the log posterior.
 
-    dynamics: langevin (SGLD, Welling & Teh 2011), preconditioned (pSGLD, Li et al. 2016, Γ dropped),
-    hamiltonian (SGHMC, Chen et al. 2014). `cycles` above 0 makes it cyclical (Zhang et al. 2020), the
-    first `explore` share of each cycle without noise or draws; else the step decays polynomially with power
-    `gamma` to `last_fraction` of its first value, and draws are weighted by the time a step stands for.
+    The target is the posterior to the power 1/posterior_temperature. Without cycles the step decays polynomially, and
+    draws are weighted by the time of their step.
 
-    `step` is ε on the log posterior (η for SGHMC), that is learning rate εN/2 (ηN) on the mean objective
-    of training; null sets it from the curvature at the start, so that in the stiffest direction
-    discretisation and minibatch noise add about a tenth of the variance each (for preconditioned: learning rate
-    5e-4, as in the paper's experiments). Each chain is `length` × schedule.epochs epochs of batches of
-    `batch_size` (null: the schedule's); the first `burn_in` share is dropped, and `keep` draws are kept over
-    all chains, evenly. The target is the posterior to the power 1/posterior_temperature.
+    Attributes:
+        dynamics: langevin (SGLD, Welling & Teh 2011), preconditioned (pSGLD, Li et al. 2016, without Γ), or
+            hamiltonian (SGHMC, Chen et al. 2014).
+        chains: number of chains.
+        length: of a chain, in units of schedule.epochs.
+        burn_in: share of the chain without draws.
+        keep: draws of all chains together, evenly spaced.
+        batch_size: None is the schedule's.
+        step: ε on the log posterior (η for SGHMC), which is learning rate εN/2 (ηN) on the mean objective of
+            training. None sets it from the curvature at the start, so that in the stiffest direction discretisation
+            and minibatch noise add about a tenth of the variance each (preconditioned: learning rate 5e-4, as in the
+            paper's experiments).
+        last_fraction: last step, relative to the first.
+        gamma: power of the decay.
+        cycles: above 0, the step is cyclical (Zhang et al. 2020).
+        explore: first share of each cycle, without noise and draws.
+        friction: of SGHMC.
+        decay: of the running mean of pSGLD's squared gradients.
+        floor: added to their root.
+        posterior_temperature: T.
+        start: where chains start (see `initialisation.Start`).
+        max_gigabytes: memory limit of the draws.
     """
 
     dynamics: Literal["langevin", "preconditioned", "hamiltonian"] = "langevin"
@@ -79,21 +93,21 @@ class StochasticGradientMCMC:
 
     def __post_init__(self) -> None:
         rules = {
-            "chains": (self.chains >= 1, "1 or more"),
-            "length": (self.length > 0, "above 0: it multiplies schedule.epochs"),
-            "burn_in": (0 <= self.burn_in < 1, "a share of the chain, in [0, 1)"),
-            "keep": (self.keep >= self.chains, "at least one draw for each of method.chains"),
-            "batch_size": (self.batch_size is None or self.batch_size >= 1, "1 or more, or null"),
-            "step": (self.step is None or 0 < self.step < float("inf"), "above 0 and finite, or null"),
+            "chains": (self.chains >= 1, "at least 1"),
+            "length": (self.length > 0, "positive (it multiplies schedule.epochs)"),
+            "burn_in": (0 <= self.burn_in < 1, "in [0, 1) (a share of the chain)"),
+            "keep": (self.keep >= self.chains, "at least method.chains, one draw for each chain"),
+            "batch_size": (self.batch_size is None or self.batch_size >= 1, "at least 1, or null"),
+            "step": (self.step is None or 0 < self.step < float("inf"), "positive and finite, or null"),
             "last_fraction": (0 < self.last_fraction <= 1, "in (0, 1]"),
             "gamma": (0 < self.gamma <= 1, "in (0, 1]"),
-            "cycles": (self.cycles >= 0, "0 or more"),
-            "explore": (0 <= self.explore < 1, "a share of each cycle, in [0, 1)"),
+            "cycles": (self.cycles >= 0, "at least 0"),
+            "explore": (0 <= self.explore < 1, "in [0, 1) (a share of each cycle)"),
             "friction": (0 < self.friction <= 1, "in (0, 1]"),
             "decay": (0 <= self.decay < 1, "in [0, 1)"),
-            "floor": (self.floor > 0, "above 0"),
-            "posterior_temperature": (self.posterior_temperature > 0, "above 0"),
-            "max_gigabytes": (self.max_gigabytes > 0, "above 0"),
+            "floor": (self.floor > 0, "positive"),
+            "posterior_temperature": (self.posterior_temperature > 0, "positive"),
+            "max_gigabytes": (self.max_gigabytes > 0, "positive"),
         }
         raise_all(refusals(self, rules))
 
@@ -129,7 +143,7 @@ class StochasticGradientMCMC:
         kept = evenly_kept(steps, int(self.burn_in * total), total, self.keep // self.chains)
         if not kept:
             raise UserError(
-                f"the chains have no step left to keep: {total} steps, of which burn-in and exploration take all. "
+                f"The chains must keep at least one draw; burn-in and exploration take all {total} steps. "
                 "Raise method.length, or lower method.burn_in or method.cycles."
             )
 
@@ -153,7 +167,7 @@ class StochasticGradientMCMC:
             context.progress,
         )
         classes = task.spec.kind == "classification"
-        remedy = "Raise method.length or method.step, and read its uncertainty with care."
+        remedy = "Raise method.length or method.step; until then the uncertainty is not reliable."
         x = probe_points(task.test, dtype)
         facts = {
             "step_first": steps.at(0),
@@ -168,7 +182,7 @@ class StochasticGradientMCMC:
         }
         notes = []
         if (have := len(kept) * self.chains) < self.keep // self.chains * self.chains:
-            notes.append(f"{have} draws are kept of {self.keep}: the chains have no more steps that sample")
+            notes.append(f"{have} of {self.keep} draws are kept: the chains have no more steps that sample")
         report = summarise(target, chains.weights, x, classes, remedy).extended(facts, notes)
         return ChainPosterior(
             module=reference.module,
@@ -192,7 +206,7 @@ class StochasticGradientMCMC:
         curvature = largest_curvature(lambda w: target(w, x, y)[1], target.start, context.seed)
         # Minibatch noise adds ε λ (N/B − 1) / 4 to the variance of the stiffest direction, for SGHMC ηλ(N/B − 1) / 2α.
         noise = (count / batch_size - 1) * (2 / self.friction if self.dynamics == "hamiltonian" else 1)
-        # A cycle ends at a step of nothing, so it may begin at a larger one.
+        # A cycle ends with step size 0, so it may start with a larger one.
         return (1.6 if self.cycles else 0.4) / (curvature * (1 + noise))
 
     def _steps(self, first: float, total: int) -> StepSizes:

@@ -21,8 +21,8 @@ from bnn_runner.posteriors.swag_moments import PathMoments, Phase, collect
 from bnn_runner.rng import generator
 from bnn_runner.tasks import Task, TaskSpec
 
-SPREAD_DRAWS = 8
-"""Draws that tell whether functions differ; with batchnorm each is a pass over the training data."""
+DIVERSITY_DRAWS = 8
+"""Draws for the function diversity; with batchnorm each costs a pass over the training data."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class SWAGPosterior:
     """The equal mixture, over members, of N(mean, scale (diag(variance) + D Dᵀ/(R−1))).
 
     Its draw s is member s mod M at θ = mean + √scale (√variance z₁ + D z₂/√(R−1)), z standard
-    normal; D [P, R] holds the last R deviations (none: the second term is absent). For R > 1
-    Maddox et al. give scale ½, so that the diagonal and the low-rank part each count half. `clean` is
-    what batchnorm statistics are recomputed on, where the network has any.
+    normal; D [P, R] holds the last R deviations (without any, the second term is absent). For R > 1
+    Maddox et al. use scale ½, so that the diagonal and the low-rank part each count half. `clean` is
+    the data for batchnorm statistics, where the network has any.
     """
 
     networks: tuple[Network, ...]
@@ -45,7 +45,7 @@ class SWAGPosterior:
 
     @property
     def likelihood(self) -> Likelihood:
-        """The first member's; the draws carry each member's own."""
+        """The first member's; draws have the likelihood of their own member."""
         return self.networks[0].likelihood
 
     def draws(self, num_draws: int, seed: int) -> SWAGDraws:
@@ -66,7 +66,7 @@ class SWAGPosterior:
 
 @dataclass(frozen=True)
 class SWAGDraws:
-    """Draws first … last − 1. Weights, and batchnorm statistics at them, are made once, when first called."""
+    """Draws first … last − 1. Weights, and batchnorm statistics at them, are computed once, when first called."""
 
     posterior: SWAGPosterior
     seed: int
@@ -112,14 +112,18 @@ class SWAGDraws:
 
 @dataclass(frozen=True)
 class SWAG:
-    """A Gaussian around the path of SGD that goes on from the MAP network at a constant learning rate.
+    """A Gaussian around the path of SGD that continues from the MAP network at a constant learning rate.
 
-    size: independent members (more than one is multi-SWAG); structure: low_rank (diagonal and the
-    last `rank` deviations) or diag; epochs, lr, momentum: of the collection, with the batch size of
-    the schedule (lr null: 1 over the loss's largest curvature at the MAP weights, about a quarter of
-    what is stable under momentum 0.9); collect_every: epochs between two collections; scale: of the
-    covariance, ½ for
-    low_rank and 1 for diag where it is null (the convention of Maddox et al., whose ½ this is).
+    Attributes:
+        size: independent members; more than one is multi-SWAG.
+        structure: low_rank (diagonal and the last `rank` deviations) or diag.
+        epochs: of the collection, with the batch size of the schedule.
+        lr: of the collection; None is 1 over the loss's largest curvature at the MAP weights, about a quarter of the
+            largest stable rate under momentum 0.9.
+        momentum: of the collection.
+        collect_every: epochs between two collected weight vectors.
+        rank: number of deviations.
+        scale: of the covariance; None is ½ for low_rank and 1 for diag, the convention of Maddox et al.
     """
 
     size: int = 1
@@ -138,20 +142,20 @@ class SWAG:
     def __post_init__(self) -> None:
         problems = []
         if self.size < 1:
-            problems.append(f"method.size={self.size} leaves no member. It must be 1 or more.")
+            problems.append(f"method.size must be at least 1; got {self.size}.")
         if self.collect_every < 1 or self.epochs < 2 * self.collect_every:
             problems.append(
-                f"method.epochs={self.epochs} with method.collect_every={self.collect_every} collects fewer than two "
-                "weight vectors, which have no spread. Raise method.epochs or lower method.collect_every (1 or more)."
+                "method.epochs must be at least 2 method.collect_every, so that two weight vectors are collected; got "
+                f"epochs={self.epochs} and collect_every={self.collect_every}."
             )
         if self.lr is not None and not 0 < self.lr < math.inf:
-            problems.append(f"method.lr={self.lr} is not a learning rate. It must be above 0 and finite.")
+            problems.append(f"method.lr must be positive and finite, or null; got {self.lr}.")
         if not 0 <= self.momentum < 1:
-            problems.append(f"method.momentum={self.momentum} must lie in [0, 1).")
+            problems.append(f"method.momentum must be in [0, 1); got {self.momentum}.")
         if self.rank < 2:
-            problems.append(f"method.rank={self.rank} spans nothing. It must be 2 or more; structure=diag has none.")
+            problems.append(f"method.rank must be at least 2; got {self.rank}. method.structure=diag uses none.")
         if self.scale is not None and not 0 < self.scale < math.inf:
-            problems.append(f"method.scale={self.scale} is no scale of a covariance. It must be above 0 and finite.")
+            problems.append(f"method.scale must be positive and finite, or null; got {self.scale}.")
         raise_all(problems)
 
     def problems(self, spec: TaskSpec, hyper: HyperRule | None) -> list[str]:
@@ -190,13 +194,13 @@ class SWAG:
             )
         if len(task.train) <= context.schedule.batch_size:
             notes.append(
-                f"all {len(task.train)} points make one batch: the path has no gradient noise and its spread is only "
-                "its drift. Lower schedule.batch_size"
+                f"all {len(task.train)} points are in one batch, so the path has no gradient noise and its variance is "
+                "only its drift; lower schedule.batch_size"
             )
         treatment = dict.fromkeys(networks[0].parameters, f"{rule}, covariance times {scale:g}")
         posterior = SWAGPosterior(tuple(networks), members, scale, clean, treatment=treatment)
         x = probe_points(task.test, next(iter(networks[0].parameters.values())).dtype)
-        spread = function_diversity(posterior.draws(SPREAD_DRAWS, context.seed)(x), posterior.likelihood)
-        advice = "Raise method.lr, or lower schedule.batch_size, whose noise moves the path."
-        notes += diversity_notes(spread, posterior.likelihood, "the path of SGD has", advice)
-        return replace(posterior, report=FitReport({**facts, "function_diversity": spread}, tuple(notes)))
+        diversity = function_diversity(posterior.draws(DIVERSITY_DRAWS, context.seed)(x), posterior.likelihood)
+        advice = "Raise method.lr, or lower schedule.batch_size, for more gradient noise."
+        notes += diversity_notes(diversity, posterior.likelihood, "the path of SGD has", advice)
+        return replace(posterior, report=FitReport({**facts, "function_diversity": diversity}, tuple(notes)))

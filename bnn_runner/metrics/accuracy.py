@@ -12,8 +12,8 @@ from bnn_runner.scoring import Evaluation, Score
 class Accuracy:
     """`accuracy`: share of test points whose class has the largest mean probability.
 
-    `accuracy_of_centre`: the same for the posterior's centre. That of linearised Laplace is the MAP
-    network itself, so this equals MAP's accuracy (a check, and what averaging over draws changes).
+    `accuracy_of_centre`: the same for the posterior's centre. The centre of linearised Laplace is the MAP
+    network, so this equals MAP's accuracy (a check, and it shows what averaging over draws changes).
     """
 
     def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
@@ -21,7 +21,7 @@ class Accuracy:
         if test.mean_probs is None or test.targets is None:
             return []
         right = (test.mean_probs.argmax(-1) == test.targets).double()
-        # argmax of NaN is some class: such a point must not pass for right or wrong
+        # argmax of NaN is some class: such a point counts neither as right nor as wrong
         right[test.mean_probs.isnan().any(-1)] = float("nan")
         scores = [mean_score("accuracy", right, evaluation, better="higher", unit="fraction")]
         if test.centre is not None:

@@ -1,9 +1,9 @@
-"""Joint log-likelihoods of blocks of test points, with their convergence in the number of draws.
+"""Joint log-likelihoods of blocks of test points, and whether they have converged in the number of draws.
 
 A block is `anchors` [M, k] (positions of k points in the test set) and `counts` [M, k], how often
 each is repeated; its log-likelihood is log sum_s w_s prod_j p(y_j | f_s(x_j))^count_j.
 
-Rule of convergence. Log-mean-exp of few draws is biased low, and the bias falls about as 1/S, so
+Convergence. The log-mean-exp of few draws is biased low, and the bias falls about as 1/S, so
 the change from S/2 to S is about the bias that remains at S. The values at S/4 and S/2 are both
 compared with the one at S, by the paired differences d_m over blocks: the score is "not
 converged" when |mean d| > 2 se(d) + tolerance * tau, with tolerance in nats per point. Finite
@@ -37,7 +37,7 @@ class Blocks:
     counts: Tensor | None = None
 
     def expanded(self) -> Tensor:
-        """Positions [M, tau] with the repeats written out (every block has the same tau)."""
+        """Positions [M, tau] with repeats (every block has the same tau)."""
         if self.counts is None:
             return self.anchors
         flat = torch.repeat_interleave(self.anchors.reshape(-1), self.counts.reshape(-1))
@@ -47,8 +47,8 @@ class Blocks:
 def permutations(ids: Tensor, repeats: int, seed: int, kind: str) -> Iterator[Tensor]:
     """`repeats` permutations [N] of the test set, the same for every method.
 
-    Positions are first sorted by point id, then permuted by a stream that depends on (seed, kind,
-    N, repeat) only: with distinct ids the same points meet in a block however the set is ordered.
+    Positions are sorted by point id, then permuted by a stream that depends on (seed, kind,
+    N, repeat) only: with distinct ids, a block has the same points in whatever order the set is stored.
     """
     order = torch.argsort(ids, stable=True)
     for repeat in range(repeats):
@@ -57,10 +57,17 @@ def permutations(ids: Tensor, repeats: int, seed: int, kind: str) -> Iterator[Te
 
 
 def block_terms(loglik: Tensor, log_weights: Tensor, blocks: Blocks, prefixes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Log-likelihoods [len(prefixes), M] from the first S' draws, and effective draws [M] from all.
+    """Log-likelihoods of blocks from the first S' draws, and the effective number of draws.
 
-    `loglik` [N, S] has points first. Effective draws: 1 / sum of squared normalised posterior
-    weights of the draws given the block's labels; 1 means that one draw decides.
+    Args:
+        loglik: log p(y_n | f_s(x_n)), [N, S] (points first).
+        log_weights: of the draws, [S].
+        blocks: M blocks.
+        prefixes: the numbers S' of draws, ascending.
+
+    Returns:
+        Log-likelihoods [len(prefixes), M]; effective draws [M] of all S, 1 / the sum of squared normalised weights
+        of the draws given the block's labels (1 means that one draw dominates).
     """
     step = max(1, PIECE // loglik.shape[1])
     values, effective = [], []
@@ -81,7 +88,7 @@ def _sums(loglik: Tensor, blocks: Blocks, part: slice) -> Tensor:
     sums = embedding_bag(anchors, loglik, mode="sum", per_sample_weights=counts.to(loglik.dtype))
     broken = sums.isnan().any(1)
     if broken.any():
-        # a point drawn no time at all takes no part, even where its log-likelihood is -inf (0 * inf is NaN)
+        # a point with count 0 does not contribute, even where its log-likelihood is -inf (0 * inf is NaN)
         terms, times = loglik[anchors[broken]], counts[broken].unsqueeze(-1)
         sums[broken] = torch.where(times > 0, terms * times, torch.zeros_like(terms)).sum(1)
     return sums
@@ -90,7 +97,7 @@ def _sums(loglik: Tensor, blocks: Blocks, part: slice) -> Tensor:
 def _cumulative(sums: Tensor, prefixes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Log-sum-exp of the first s columns of [m, S] for every s of `prefixes`, and that of twice all columns.
 
-    One exponential per number: each stretch between prefixes is summed from its own largest term.
+    One exponential per number: each segment between prefixes is summed relative to its largest term.
     """
     totals, squares = [], []
     for first, last in zip([0, *prefixes[:-1]], prefixes, strict=True):
@@ -120,10 +127,19 @@ def mean_over_blocks(values: Tensor) -> tuple[float, float]:
 def draw_scores(
     metric: str, evaluation: Evaluation, repeats: Sequence[Blocks], tau: int, tolerance: float, **fields: Any
 ) -> list[Score]:
-    """The joint score from draws, first; for a posterior that is not finite its convergence after it.
+    """The joint score from draws; for a posterior that is not finite, followed by its convergence.
 
-    Extra rows: `<metric>_at_draws` with draws = S/4, S/2 and S, and `<metric>_effective_draws`, the
-    mean over blocks.
+    Args:
+        metric: name of the score.
+        evaluation: with log-likelihoods of the test split.
+        repeats: blocks of each permutation.
+        tau: points per block.
+        tolerance: in nats per point, of the convergence check.
+        **fields: further fields of the scores.
+
+    Returns:
+        The score; then `<metric>_at_draws` with draws = S/4, S/2 and S, and `<metric>_effective_draws`, the mean
+        over blocks.
     """
     loglik = evaluation.test.loglik
     assert loglik is not None
@@ -158,9 +174,9 @@ def draw_scores(
 
 
 def _status(values: Tensor, tau: int, tolerance: float, num_draws: int) -> tuple[str, str]:
-    """Status and reason by the rule of the module's docstring; `values` [prefixes, R, M]."""
+    """Status and reason, by the convergence check of the module's docstring; `values` are [prefixes, R, M]."""
     if len(values) == 1:
-        return "not converged", f"{num_draws} draws are too few to judge (at least {MIN_DRAWS})"
+        return "not converged", f"{num_draws} draws are too few to judge convergence (at least {MIN_DRAWS})"
     for label, value in (("S/4", values[0]), ("S/2", values[1])):
         difference, error = mean_over_blocks(values[-1] - value)
         allowed = 2 * (0.0 if math.isnan(error) else error) + tolerance * tau

@@ -17,7 +17,7 @@ from bnn_runner.scoring import Evaluation, Score
 class Coverage:
     """`coverage_<percent>` for each of `levels`, and `coverage_error`.
 
-    A central interval of the mixture at level c holds y when |PIT - 1/2| <= c/2. `coverage_error` is
+    The central interval of the predictive mixture at level c contains y when |PIT - 1/2| <= c/2. `coverage_error` is
     the mean of |coverage(c) - c| over c = 0.05, 0.10, ..., 0.95.
     """
 
@@ -30,7 +30,7 @@ class Coverage:
         test = evaluation.test
         if test.means is None or test.targets is None:
             return []
-        distance = 2 * (pit(test, log_weights(evaluation)) - 0.5).abs()  # [N, K], the smallest level that holds y
+        distance = 2 * (pit(test, log_weights(evaluation)) - 0.5).abs()  # [N, K], the smallest level that contains y
         scores = []
         for level in self.levels:
             inside = torch.where(distance.isnan(), distance, (distance <= level).double()).mean(-1)

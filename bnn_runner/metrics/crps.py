@@ -36,9 +36,9 @@ class CRPS:
     """`crps`: mean over points (and outputs) of E|Y - y| - E|Y - Y'| / 2, in the target's own units.
 
     For Gaussian mixtures every expectation is known (Grimit et al. 2006): sum_i w_i A(y - m_i, v_i)
-    - 1/2 sum_ij w_i w_j A(m_i - m_j, v_i + v_j). The double sum is exact while N K S^2 is within
-    `max_terms`; above it the diagonal stays exact and the rest is taken over pairs (i, i + o mod S)
-    at evenly spaced offsets o, scaled to the full weight of the pairs i != j. No randomness.
+    - 1/2 sum_ij w_i w_j A(m_i - m_j, v_i + v_j). The double sum is exact while N K S^2 is at most
+    `max_terms`; above it the diagonal stays exact and the rest is summed over pairs (i, i + o mod S)
+    at evenly spaced offsets o, scaled to the total weight of the pairs i != j. It is deterministic.
     """
 
     max_terms: int

@@ -25,11 +25,17 @@ class Dyadic:
     """`dyadic_loglik` per kappa; kappa = 1 is the marginal.
 
     For kappa >= 2 a block has kappa distinct anchors from a seeded permutation and
-    tau = `labels` (kappa - 1) labels. variant "uniform": tau anchors drawn uniformly with
-    replacement, each with its own label (Osband et al. 2022, "The Neural Testbed"). variant
-    "forced" (named `dyadic_forced_loglik`, kappa = 2 only): the first anchor n1 times, n1 uniform in
-    1..labels-2 (1..8), the second the other 10 - n1 times (Antoran et al. 2023). Blocks are the same
-    for all methods. Posteriors that are not finite carry their convergence, as in `Joint`.
+    tau = `labels` (kappa - 1) labels. Blocks are the same for all methods. Posteriors that are not finite also
+    get convergence rows, as in `Joint`.
+
+    Attributes:
+        kappas: numbers of distinct anchors.
+        labels: labels per further anchor.
+        repeats: permutations that are averaged over.
+        variant: uniform: tau anchors drawn uniformly with replacement, each with its own label (Osband et al. 2022,
+            "The Neural Testbed"); forced (named `dyadic_forced_loglik`, kappa = 2 only): the first anchor n1
+            times, n1 uniform in 1..labels-2 (1..8), the second the other 10 - n1 times (Antoran et al. 2023).
+        tolerance: of the convergence check, nats per point.
     """
 
     kappas: Sequence[int]
@@ -42,10 +48,11 @@ class Dyadic:
     def __post_init__(self) -> None:
         positive_integers("dyadic", kappas=self.kappas, labels=self.labels, repeats=self.repeats)
         if self.variant not in ("uniform", "forced"):
-            raise UserError(f"metric.dyadic.variant={self.variant} is not known. It is uniform or forced.")
+            raise UserError(f"metric.dyadic.variant must be uniform or forced; got {self.variant}.")
         if self.variant == "forced" and (self.labels < 3 or any(kappa > 2 for kappa in self.kappas)):
             raise UserError(
-                "The forced variant of the dyadic score exists for two anchors and at least three labels. "
+                "metric.dyadic.variant=forced requires kappas of at most 2 and at least 3 labels; got "
+                f"kappas={list(self.kappas)} and labels={self.labels}. "
                 "Set metric.dyadic.kappas=[1,2] and metric.dyadic.labels=10, or metric.dyadic.variant=uniform."
             )
 
@@ -73,7 +80,7 @@ class Dyadic:
         tau, num_blocks = self.labels * (kappa - 1), len(ids) // kappa
         missing = not_available(self.metric, "", tau=tau, kappa=kappa, better="higher", unit="nats per block")
         if num_blocks == 0:
-            return [replace(missing, note=f"{kappa} anchors need more than the {len(ids)} test points")]
+            return [replace(missing, note=f"{kappa} anchors require more than the {len(ids)} test points")]
         if not evaluation.has_joint and evaluation.gaussian_joint is None:
             return [replace(missing, note=NO_DRAWS)]
         blocks = []

@@ -13,7 +13,7 @@ from bnn_runner.scoring import Evaluation, Score
 
 
 def bin_of(confidence: Tensor, bins: int) -> Tensor:
-    """Index [N] of the equal-width bin (i/bins, (i+1)/bins]; confidence 0 belongs to the first, 1 to the last."""
+    """Index [N] of the equal-width bin (i/bins, (i+1)/bins]; 0 belongs to the first bin, 1 to the last."""
     edges = torch.arange(1, bins, dtype=confidence.dtype) / bins
     return torch.bucketize(confidence, edges)
 
@@ -35,7 +35,7 @@ class CalibrationError:
         confidence, predicted = test.mean_probs.double().max(-1)
         if not torch.isfinite(confidence).all():
             return [Score("ece", NAN, note="probabilities are not finite", **fields)]  # type: ignore[arg-type]
-        confidence = confidence.clamp(0, 1)  # a sum of rounded numbers may pass 1
+        confidence = confidence.clamp(0, 1)  # a sum of rounded numbers may exceed 1
         gap = (predicted == test.targets).double() - confidence
         per_bin = torch.zeros(self.bins, dtype=torch.float64).index_add_(0, bin_of(confidence, self.bins), gap)
         value = float(per_bin.abs().sum() / len(gap))

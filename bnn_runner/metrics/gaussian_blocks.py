@@ -29,10 +29,17 @@ def noise_variance(evaluation: Evaluation) -> Tensor | None:
 def exact_scores(
     metric: str, evaluation: Evaluation, repeats: Sequence[Blocks], tau: int, **fields: Any
 ) -> list[Score]:
-    """`<metric>_exact`: the mean over blocks of log N(y_block; mean, covariance); nothing without a Gaussian joint.
+    """`<metric>_exact`: the mean over blocks of log N(y_block; mean, covariance); empty without a Gaussian joint.
 
-    A point repeated in a block is that many observations of one function value with noise of their
-    own, all with the same label y: its repeats share the covariance of f and not the noise.
+    A point repeated in a block is that many observations of one function value with independent noise,
+    all with the same label y: its repeats share the covariance of f and not the noise.
+
+    Args:
+        metric: name of the score.
+        evaluation: with the Gaussian joint of the test split.
+        repeats: blocks of each permutation.
+        tau: points per block.
+        **fields: further fields of the score.
     """
     joint, targets = evaluation.gaussian_joint, evaluation.test.targets
     if joint is None or targets is None:
@@ -50,7 +57,7 @@ def exact_scores(
 
 
 def _block_values(y: Tensor, mean: Tensor, covariance: Tensor, noise: Tensor | None, indices: Tensor) -> Tensor:
-    """Log-densities [M] of the blocks at `indices` [M, tau], which may name a point several times."""
+    """Log-densities [M] of the blocks at `indices` [M, tau], which may contain a point several times."""
     tau = indices.shape[1]
     step = max(1, PIECE // tau**2)
     values = []

@@ -12,18 +12,21 @@ from bnn_runner.metrics.gaussian_blocks import exact_scores
 from bnn_runner.metrics.scores import not_available
 from bnn_runner.scoring import Evaluation, Score
 
-NO_DRAWS = "a closed-form predictive has no draws, so points have no joint probability"
+NO_DRAWS = "a closed-form predictive has no draws, so there is no joint probability of several points"
 
 
 @dataclass(frozen=True)
 class Joint:
     """`joint_loglik` per tau: mean over blocks of log sum_s w_s prod_{i in block} p(y_i | f_s(x_i)).
 
-    Blocks of `taus` points are cut from `repeats` permutations of the test set that are the same
-    for all methods; the remainder is dropped and counted in the note. tau = 1 is the marginal, and
-    one draw gives tau times the marginal over the points used. Posteriors that are not finite carry
-    their convergence, judged at `tolerance` nats per point (rule: `bnn_runner.metrics.blocks`).
-    Beside it `joint_loglik_exact`, where the joint predictive is a known Gaussian.
+    Blocks are consecutive points of permutations of the test set that are the same for all methods;
+    the remainder is dropped and counted in the note. tau = 1 is the marginal, and one draw gives tau times the
+    marginal over the points used. `joint_loglik_exact` is added where the joint predictive is a known Gaussian.
+
+    Attributes:
+        taus: numbers of points per block.
+        repeats: permutations that are averaged over.
+        tolerance: nats per point, of the convergence check for posteriors that are not finite (see `blocks`).
     """
 
     taus: Sequence[int]
@@ -44,7 +47,7 @@ class Joint:
         for tau in self.taus:
             num_blocks = num_points // tau
             if num_blocks == 0:
-                reason = f"a block of {tau} needs more than the {num_points} test points"
+                reason = f"a block of {tau} points requires more than the {num_points} test points"
                 scores.append(not_available("joint_loglik", reason, tau=tau, better="higher", unit="nats per block"))
                 continue
             left = num_points - num_blocks * tau

@@ -1,4 +1,4 @@
-"""Telling wrong predictions from right ones by the predictive uncertainty."""
+"""Detecting wrong predictions by the predictive uncertainty."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Misclassification:
         if not torch.isfinite(entropy).all():
             return [not_available(metric, "probabilities are not finite", better="higher")]
         if count in (0, len(wrong)):
-            reason = f"{count} of {len(wrong)} predictions are wrong, so there is nothing to tell apart"
+            reason = f"{count} of {len(wrong)} predictions are wrong, so there are no two groups to separate"
             return [not_available(metric, reason, better="higher")]
         from sklearn.metrics import roc_auc_score
 

@@ -1,4 +1,4 @@
-"""Telling out-of-distribution points from test points by the predictive uncertainty."""
+"""Detecting out-of-distribution points by the predictive uncertainty."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OOD:
         weights = log_weights(evaluation)
         inside, outside = (variance_parts(s, weights)[1].sqrt().mean(-1) for s in (evaluation.test, split))
         if not bool((inside > 0).any() | (outside > 0).any() | inside.isnan().any() | outside.isnan().any()):
-            reason = "one function has no epistemic uncertainty"
+            reason = "a single function has no epistemic uncertainty"
             return [not_available(m, reason, split=name, better="higher") for m in ("ood_auroc", "ood_aupr")]
         return _areas(evaluation, name, inside, outside, "epistemic standard deviation")
 

@@ -15,9 +15,9 @@ PREFIX = "shift/"
 
 @dataclass(frozen=True)
 class Shift:
-    """`shift_marginal_loglik`, `shift_accuracy` and `shift_ece` (of `bins` bins) of every split "shift/<name>/<level>".
+    """`shift_marginal_loglik`, `shift_accuracy` and `shift_ece` (with `bins` bins) of every "shift/<name>/<level>".
 
-    "shift/clean/0" are the same points without any shift.
+    "shift/clean/0" are the same points without shift.
     """
 
     bins: int

@@ -1,4 +1,4 @@
-"""How uncertain predictions are, and how much of it the posterior adds."""
+"""Predictive uncertainty, and its aleatoric and epistemic parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _classes(evaluation: Evaluation, name: str, split: SplitEvaluation) -> list[
     total = total_entropy(split)
     scores = [mean_score("total_entropy", total, evaluation, split=name, unit="nats")]
     if split.mean_entropy is None:
-        reason = "a closed-form predictive has no draws to compare"
+        reason = "a closed-form predictive has no draws"
         return scores + [not_available(m, reason, split=name) for m in ("expected_entropy", "mutual_information")]
     expected = split.mean_entropy.double()
     alone = len(evaluation.log_weights) == 1

@@ -1,4 +1,4 @@
-"""Batch normalisation for weights that were never trained: statistics of the clean training data at those weights."""
+"""Batch normalisation at weights that were not trained: statistics of the clean training data at those weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batchnorm_layers(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]
 
 @dataclass(frozen=True)
 class CleanInputs:
-    """The training inputs that statistics are made of. On disk they lie as the network takes them."""
+    """The training inputs that statistics are computed on. They are saved as the network takes them."""
 
     split: Split
 
@@ -42,8 +42,8 @@ def recomputed(
 ) -> dict[str, Tensor]:
     """Buffers in which every running mean and variance is that of `split` under `parameters`.
 
-    One pass in batches of nearly equal size, each statistic averaged over them by their number of
-    points; no point is dropped. Flags and momenta of the module are left as found.
+    One pass in batches of nearly equal size; each statistic is their average, weighted by their number of
+    points, and no point is dropped. The module's flags and momenta are restored.
     """
     fresh = {name: b.clone() for name, b in buffers.items()}
     layers = batchnorm_layers(module)

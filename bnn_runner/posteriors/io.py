@@ -1,10 +1,9 @@
-"""Posteriors on disk: plain tensors (safetensors) and a JSON file that says how they hang together.
+"""Posteriors on disk: plain tensors (safetensors) and a JSON file with their structure.
 
-A posterior is a tree of frozen dataclasses, mappings, sequences, numbers and tensors, and is written as
-such; a part that is no such thing implements `Saves`. Networks are kept as weights: the module that
-gives them their shape is made again from the run's configuration. Reading makes only dataclasses and
-`Saves` of packages that the run trusts, so a file cannot run code; it is refused when it was written
-by another run (network, data, method), and it opens on any device.
+A posterior is saved as a tree of frozen dataclasses, mappings, sequences, numbers and tensors; any other
+part implements `Saves`. Networks are saved as weights: the module that gives them their shape is built again
+from the run's configuration. Reading creates only dataclasses and `Saves` of packages that the run trusts, so
+that a file never runs code. A posterior of another run (network, data, method) is refused. It loads on any device.
 """
 
 from __future__ import annotations
@@ -36,33 +35,39 @@ FORMAT = 2
 
 @runtime_checkable
 class Saves(Protocol):
-    """A part of a posterior that is no frozen dataclass of plain values, and tells itself what it consists of."""
+    """A part of a posterior that is not a frozen dataclass of plain values, and provides its own state."""
 
     def state(self) -> dict[str, Any]:
-        """Its parts by name: tensors, numbers, texts, sequences, mappings, frozen dataclasses."""
+        """Its parts by name: tensors, numbers, strings, sequences, mappings, frozen dataclasses."""
         ...
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Any:
-        """The same object from what `state` gave."""
+        """The same object from its `state`."""
         ...
 
 
 class CannotBeSaved(Exception):
-    """Something in the posterior is no plain value; the message names it."""
+    """Something in the posterior is not a plain value; the message names it."""
 
 
-class StoredElsewhere(UserError):
-    """A saved posterior that is absent, damaged, or of another run."""
+class UnreadablePosterior(UserError):
+    """A saved posterior that is missing, damaged, or of another run."""
 
 
 # ------------------------------------------------------------------------------------- writing
 
 
 def save(posterior: Posterior, folder: Path, belongs_to: Mapping[str, str]) -> None:
-    """Write `posterior` into `folder`. `belongs_to` are fingerprints that a reader must show again.
+    """Write `posterior` into `folder`.
 
-    Raises `CannotBeSaved`, before anything is written, for a posterior with parts that are no plain values.
+    Args:
+        posterior: what is saved.
+        folder: that of the cell.
+        belongs_to: fingerprints that `load` requires again.
+
+    Raises:
+        CannotBeSaved: a part is not a plain value; nothing is written then.
     """
     packer = _Packer()
     tree = packer.pack(posterior, type(posterior).__name__)
@@ -74,7 +79,7 @@ def save(posterior: Posterior, folder: Path, belongs_to: Mapping[str, str]) -> N
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a posterior lies in `folder` (it may turn out damaged when it is read)."""
+    """Whether a posterior is saved in `folder` (which does not check that it is intact)."""
     return (folder / FACTS).is_file()
 
 
@@ -85,7 +90,7 @@ class _Packer:
     _alive: list[Tensor] = field(default_factory=list)
 
     def pack(self, value: Any, where: str) -> Any:
-        """`value` as JSON, its tensors put aside. `where` names it in errors."""
+        """`value` as JSON, with its tensors stored separately. `where` names it in errors."""
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, np.generic):
@@ -106,32 +111,32 @@ class _Packer:
         if isinstance(value, Saves):
             return {"class": _name_of(type(value)), "state": self.pack(value.state(), where)}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            # Fields with a leading underscore are caches: they begin empty.
+            # Fields with a leading underscore are caches: they start empty.
             names = [f.name for f in dataclasses.fields(value) if f.init and not f.name.startswith("_")]
             fields = {n: self.pack(getattr(value, n), f"{where}.{n}") for n in names}
             return {"class": _name_of(type(value)), "fields": fields}
-        raise CannotBeSaved(f"{where} is a {type(value).__name__}, which is no tensor, number, text or dataclass")
+        raise CannotBeSaved(f"{where} must be a tensor, number, string or dataclass; it is a {type(value).__name__}")
 
     def _tensor(self, tensor: Tensor, where: str) -> dict[str, Any]:
         if id(tensor) not in self._known:
             plain = tensor.detach().cpu()
-            # A matrix that lies in memory by columns comes back so: products round as they did before.
+            # A matrix stored by columns is restored by columns, so that products round as before.
             by_columns = plain.dim() == 2 and not plain.is_contiguous() and plain.mT.is_contiguous()
             key = f"{len(self.tensors)}/{where}"
             self.tensors[key] = (plain.mT if by_columns else plain).contiguous().clone()
             self._known[id(tensor)] = {"tensor": key, "by_columns": True} if by_columns else {"tensor": key}
-            self._alive.append(tensor)  # an id stays this tensor's as long as it lives
+            self._alive.append(tensor)  # an id is unique only while its tensor is alive
         return self._known[id(tensor)]
 
 
 def _name_of(cls: type) -> str:
     if "<locals>" in cls.__qualname__:
-        raise CannotBeSaved(f"{cls.__qualname__} is a class inside a function, which cannot be found again")
+        raise CannotBeSaved(f"{cls.__qualname__} must be defined at the top of a module, not inside a function")
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def shape_of(module: nn.Module) -> str:
-    """A digest of the names and shapes of a module's parameters and buffers (not of their numbers)."""
+    """A digest of the names and shapes of a module's parameters and buffers (not of their values)."""
     named = [*module.named_parameters(), *module.named_buffers()]
     text = json.dumps([[name, list(t.shape)] for name, t in named])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -151,44 +156,53 @@ def load(
     device: torch.device,
     allow: Sequence[str] = (),
 ) -> Posterior:
-    """The posterior saved in `folder`, on `device`; `module` gives its networks their shape.
+    """The posterior saved in `folder`.
 
-    Raises `StoredElsewhere` where there is none, where it is damaged, or where its fingerprints are
-    not `belongs_to`: then it was fitted to another network or other data.
+    Args:
+        folder: that of the cell.
+        belongs_to: fingerprints of the run; other ones mean that it was fitted to another network or other data.
+        module: gives the posterior's networks their shape.
+        device: of its tensors.
+        allow: packages outside bnn_runner whose classes are trusted.
+
+    Raises:
+        UnreadablePosterior: none is saved, it is damaged, or it belongs to another run.
     """
     try:
         facts = json.loads((folder / FACTS).read_bytes())
         data = (folder / TENSORS).read_bytes()
         if facts["format"] != FORMAT:
-            raise StoredElsewhere(
-                f"The posterior saved in {folder} has format {facts['format']}; this version reads {FORMAT}. "
-                "Run the cell again with save_posterior=true."
+            raise UnreadablePosterior(
+                f"Could not read the posterior saved in {folder}: it has format {facts['format']}, and this version "
+                f"reads format {FORMAT}. Run the cell again with save_posterior=true force=true."
             )
         if facts["digest"] != _digest(data):
-            raise ValueError(f"{TENSORS} is not the file that {FACTS} was written with")
+            raise ValueError(f"{TENSORS} does not match {FACTS}")
         tensors = tensors_from_bytes(data)
     except FileNotFoundError as error:
         missing = Path(error.filename).name
-        raise StoredElsewhere(
-            f"No posterior is saved in {folder} ({missing} is missing). Run the cell again with save_posterior=true."
+        raise UnreadablePosterior(
+            f"No posterior is saved in {folder} ({missing} is missing). Run the cell again with save_posterior=true "
+            "force=true."
         ) from None
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise StoredElsewhere(
-            f"The posterior saved in {folder} is damaged: {error}. Run the cell again with save_posterior=true."
+        raise UnreadablePosterior(
+            f"Could not read the posterior saved in {folder}: {error}. Run the cell again with save_posterior=true "
+            "force=true."
         ) from None
     written = facts.get("belongs_to")
     if written != dict(belongs_to):
         other = [k for k in belongs_to if not isinstance(written, dict) or written.get(k) != belongs_to[k]]
-        raise StoredElsewhere(
+        raise UnreadablePosterior(
             f"The posterior saved in {folder} belongs to another run: its {' and '.join(other) or 'contents'} differ. "
-            "Take the file away, or run the cell again with save_posterior=true."
+            "Remove the file, or run the cell again with save_posterior=true force=true."
         )
     try:
         posterior: Posterior = _Unpacker(tensors, module, device, ("bnn_runner", *allow)).unpack(facts["posterior"])
-    except (TypeError, KeyError, ImportError) as error:  # a field or class that came, went or has another name
-        raise StoredElsewhere(
-            f"The posterior saved in {folder} was written by another version of the program ({error}). Take the file "
-            "away (it is then fitted again), or run the cell again with save_posterior=true."
+    except (TypeError, KeyError, ImportError) as error:  # a field or class that is new, removed or renamed
+        raise UnreadablePosterior(
+            f"Could not read the posterior saved in {folder}: it was written by another version ({error}). Remove the "
+            "file (the posterior is then fitted again), or run the cell again with save_posterior=true force=true."
         ) from None
     return posterior
 
@@ -218,7 +232,9 @@ class _Unpacker:
             return self.device
         if "module" in tree:
             if tree["module"] != shape_of(self.module):
-                raise StoredElsewhere("The saved posterior is of a network of another shape than this run's model.")
+                raise UnreadablePosterior(
+                    "The saved posterior belongs to a network of another shape than this run's model."
+                )
             return self.module
         cls = self._class(tree["class"])
         if "state" in tree:
@@ -226,16 +242,19 @@ class _Unpacker:
         return cls(**{name: self.unpack(v) for name, v in tree["fields"].items()})
 
     def _class(self, name: str) -> Any:
-        """A dataclass or `Saves` class of a trusted package, and nothing else that can be called."""
+        """A dataclass or `Saves` class of a trusted package; nothing else is imported."""
         module_name, _, qualname = name.partition(":")
         if module_name.split(".")[0] not in self.trusted:
-            raise StoredElsewhere(
-                f"The saved posterior uses {name}, and {module_name.split('.')[0]} is not a package that you trust. "
-                f"If you do, run with allow=[{module_name.split('.')[0]}]."
+            raise UnreadablePosterior(
+                f"The saved posterior uses {name} of a package that is not trusted. To trust it, add "
+                f"allow=[{module_name.split('.')[0]}]."
             )
         found: Any = importlib.import_module(module_name)
         for part in qualname.split("."):
             found = getattr(found, part, None)
         if not (isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "from_state"))):
-            raise StoredElsewhere(f"The saved posterior uses {name}, which this version does not have. Fit it again.")
+            raise UnreadablePosterior(
+                f"The saved posterior uses {name}, which this version does not have. Run the cell again with "
+                "save_posterior=true force=true."
+            )
         return found

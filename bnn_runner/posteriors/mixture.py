@@ -1,8 +1,7 @@
 """A weighted mixture of posteriors, one for each of M trained networks: its draws, moments, and weights by validation.
 
-Each draw comes from the component that is furthest behind its share of the draws so far, so that all
-draws count alike, no component of little weight takes draws, and draws stay nested however many are
-asked for; equal weights go round by turns.
+Each draw comes from the component that is furthest behind its share of the draws so far. So all draws count
+equally, draws are nested whatever their number, and components of equal weight take turns.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from bnn_runner.rng import derive_seed
 from bnn_runner.tasks import Split
 
 WEIGHTING_DRAWS = 200
-"""Draws of each component that its predictive density of the validation points is averaged over."""
+"""Draws of each component for its predictive density of the validation points."""
 
 
 @dataclass(frozen=True)
 class MixtureDraws:
-    """A stretch of draws: `owners` [S] names the component of each, and parts[m] are those of component m, in order."""
+    """Consecutive draws: `owners` [S] are their components, and parts[m] the draws of component m, in order."""
 
     parts: tuple[Draws, ...]
     owners: Tensor
@@ -43,7 +42,7 @@ class MixtureDraws:
 
     @property
     def likelihood(self) -> Likelihood:
-        """With each component's own noise, [S, 1, K], where regression has one; else what all share."""
+        """With each component's own noise, [S, 1, K], in regression; else the likelihood that all share."""
         own = [part.likelihood for part in self.parts]
         noises = [likelihood.log_noise for likelihood in own if isinstance(likelihood, Gaussian)]
         if len(noises) < len(own):
@@ -53,14 +52,14 @@ class MixtureDraws:
     def __getitem__(self, part: slice) -> MixtureDraws:
         begin, end, step = part.indices(len(self))
         if step != 1:
-            raise ValueError("a slice of draws has step 1")
+            raise ValueError("a slice of draws must have step 1")
         end = max(begin, end)
 
         def before(m: int, bound: int) -> int:
             return int((self.owners[:bound] == m).sum())
 
-        cut = tuple(p[before(m, begin) : before(m, end)] for m, p in enumerate(self.parts))
-        return MixtureDraws(cut, self.owners[begin:end])
+        parts = tuple(p[before(m, begin) : before(m, end)] for m, p in enumerate(self.parts))
+        return MixtureDraws(parts, self.owners[begin:end])
 
     def __call__(self, x: Tensor) -> Tensor:
         """[S, B, K]."""
@@ -91,8 +90,8 @@ def owners(weights: Tensor, num_draws: int) -> Tensor:
 class Mixture:
     """Σ_m w_m q_m over functions; `weights` [M] sum to one.
 
-    Its `moments` are exact where every component has some. It is no Gaussian, so it has neither a
-    closed-form predictive nor a Gaussian joint: its scores are those of its draws.
+    Its `moments` are exact where every component has moments. It is not Gaussian, so it has neither a
+    closed-form predictive nor a Gaussian joint; it is scored by its draws.
     """
 
     components: tuple[Posterior, ...]
@@ -103,7 +102,7 @@ class Mixture:
 
     @property
     def likelihood(self) -> Likelihood:
-        """The first component's; the draws carry each one's own."""
+        """The first component's; draws have the likelihood of their own component."""
         return self.components[0].likelihood
 
     def draws(self, num_draws: int, seed: int) -> MixtureDraws:
@@ -117,21 +116,22 @@ class Mixture:
     def moments(self, x: Tensor) -> Moments:
         """Mean Σ w_m μ_m [B, K] and covariance Σ w_m (C_m + μ_m μ_mᵀ) − μ μᵀ [B, K, K] of the outputs.
 
-        Raises `AttributeError` where a component has no moments.
+        Raises:
+            AttributeError: a component has no moments.
         """
         found = [component.moments(x) for component in self.components]  # type: ignore[attr-defined]
         means, covariances = torch.stack([m.mean for m in found]), torch.stack([m.covariance for m in found])
         weights = self.weights.to(means).view(-1, 1, 1)
         mean = (weights * means).sum(0)
         apart = means - mean
-        spread = covariances + apart.unsqueeze(-1) * apart.unsqueeze(-2)
-        return Moments(mean, (weights.unsqueeze(-1) * spread).sum(0))
+        second = covariances + apart.unsqueeze(-1) * apart.unsqueeze(-2)
+        return Moments(mean, (weights.unsqueeze(-1) * second).sum(0))
 
 
 def stacking_weights(log_densities: Tensor, steps: int = 10_000, tolerance: float = 1e-9) -> Tensor:
     """The weights that maximise Σ_n log Σ_m w_m p_m(y_n) over the simplex, from log p_m(y_n) [M, N]: [M], float64.
 
-    The objective is concave; expectation-maximisation climbs it until no weight moves by `tolerance`.
+    The objective is concave; expectation-maximisation climbs it until no weight changes by `tolerance`.
 
     >>> stacking_weights(torch.tensor([[0.0, 0.0, -9.0], [-9.0, -9.0, 0.0]])).round(decimals=3).tolist()
     [0.667, 0.333]

@@ -16,9 +16,9 @@ from bnn_runner.runtime.torch_state import evaluation_mode
 
 @dataclass(frozen=True)
 class NetworkDraws:
-    """S weight vectors, each pushed through the network itself. `weights` are full tensor dictionaries.
+    """The network at S weight vectors. `weights` are full tensor dictionaries.
 
-    `log_noise` [S, K] is each draw's own log noise in regression; without it all draws share one likelihood.
+    `log_noise` [S, K] is each draw's own log noise in regression; without it all draws use `shared`.
     """
 
     module: nn.Module
@@ -59,7 +59,7 @@ class NetworkEnsemble:
 
     @property
     def likelihood(self) -> Likelihood:
-        """The first network's; the draws carry each member's own."""
+        """The first network's; draws have the likelihood of their own member."""
         return self.networks[0].likelihood
 
     @property
@@ -68,14 +68,14 @@ class NetworkEnsemble:
         return dict.fromkeys(self.networks[0].parameters, rule)
 
     def draws(self, num_draws: int, seed: int) -> NetworkDraws:
-        """All members, whatever number is asked for: they are the whole posterior."""
+        """All members, whatever `num_draws` is: they are the whole posterior."""
         first = self.networks[0]
         weights = tuple(n.tensors for n in self.networks)
         return NetworkDraws(first.module, weights, stacked_noise(self.networks), first.num_parameters, first.likelihood)
 
 
 def stacked_noise(networks: Sequence[Network]) -> Tensor | None:
-    """Log σ of every network [M, K]; None where the likelihood has none of its own."""
+    """Log σ of every network [M, K]; None where the likelihood has no noise parameter."""
     rows = [n.likelihood.log_noise for n in networks if isinstance(n.likelihood, Gaussian)]
     return torch.stack(rows) if rows else None
 

@@ -47,7 +47,7 @@ class NoiseDraws:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """[S, B, K]; draws run as one batch (each point beside itself under other noise) as far as that stays small."""
+        """[S, B, K]; several draws run as one batch (points repeated under other noise) as long as that stays small."""
         rows = min(_FOLDED_ROWS, _FOLDED_NUMBERS // max(1, x[:1].numel()))
         at_once = max(1, rows // max(1, len(x)))
         with evaluation_mode(self.network.module):
@@ -68,7 +68,7 @@ class NoiseDraws:
 
 @dataclass(frozen=True)
 class NoisePosterior:
-    """q(w) = the trained weights times the noise that `rework` samples; its centre is the network without noise."""
+    """q(w): the trained weights times the noise of `noise_transform`; its centre is the network without noise."""
 
     network: Network
     noise_transform: NoiseTransform
@@ -87,14 +87,14 @@ class NoisePosterior:
         return NoiseDraws(self.network, torch.cat(rows).to(like.device, like.dtype))
 
     def centre(self, x: Tensor) -> Tensor:
-        """Outputs [B, K] with every noise at its mean (weight scaling)."""
+        """Outputs [B, K] with all noise at its mean (weight scaling)."""
         return self.network(x)
 
 
 def check_diversity(posterior: NoisePosterior, split: Split, advice: str) -> None:
-    """Raise `RunFailed` when draws coincide on the first points of `split`: then there is no posterior.
+    """Raise `RunFailed` when all draws coincide on the first points of `split`: then there is no posterior.
 
-    A low rate changes few draws. So many are looked at that one in a hundred which differs is not missed.
+    A low rate changes few draws. Enough draws are compared not to miss one in a hundred that differs.
     """
     x, _ = split.gather(torch.arange(min(_CHECKED_POINTS, len(split))))
     draws = posterior.draws(_CHECKED_DRAWS, 0)
@@ -103,6 +103,6 @@ def check_diversity(posterior: NoisePosterior, split: Split, advice: str) -> Non
         if bool((draws[begin : begin + _CHECKED_AT_ONCE](x) - first).abs().max() > 0):
             return
     raise RunFailed(
-        f"all draws of this posterior are the same function: in {_CHECKED_DRAWS:,} of them its noise never changed an "
-        f"output on {len(x)} training points. {advice}"
+        f"all draws of this posterior are the same function: in {_CHECKED_DRAWS:,} draws the noise never changed an "
+        f"output at {len(x)} training points. {advice}"
     )

@@ -1,4 +1,4 @@
-"""SWAG's collection: training goes on from given networks at a constant rate, and moments of the path are kept.
+"""SWAG's collection: training continues from given networks at a constant rate, and moments of the path are kept.
 
 Letters: L lanes (members), P parameters of one network, R deviations kept.
 """
@@ -27,7 +27,7 @@ from bnn_runner.training.schedules import Schedule
 from bnn_runner.training.state import Lane, TrainingConfig
 
 DIVERGED_NATS = 100.0
-"""A batch that is worse than the best one so far by more than this many nats a point tells of diverged weights."""
+"""A batch worse than the best one so far by more than this many nats per point means that the weights diverged."""
 
 
 @dataclass
@@ -45,14 +45,14 @@ class PathMoments:
 
     @torch.no_grad()
     def collect(self, parameters: Sequence[Tensor]) -> None:
-        """Take in the weights as they stand."""
+        """Add the current weights."""
         flat = torch.cat([p.detach().reshape(len(p), -1) for p in parameters], dim=1)
         if self.count == 0:
             self.mean, self.squares = torch.zeros_like(flat), torch.zeros_like(flat)
         self.count += 1
         before = flat - self.mean
         self.mean.add_(before, alpha=1 / self.count)
-        after = flat.sub_(self.mean)  # in place where it can be: fresh memory costs more than the sums
+        after = flat.sub_(self.mean)  # in place: fresh memory costs more than the sums
         self.squares.addcmul_(before, after)
         if self.rank:
             self.deviations = [*self.deviations, after][-self.rank :]
@@ -78,7 +78,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class _Same:
-    """Model and prior of a network that is trained on: its own architecture and precisions."""
+    """Model and prior of a network whose training continues: its own architecture and precisions."""
 
     network: Network
 
@@ -98,8 +98,11 @@ class _Same:
 def collect(task: Task, networks: Sequence[Network], phase: Phase, context: FitContext) -> list[PathMoments]:
     """The moments of every network's path: all at once where networks stack, else one after the other.
 
-    Images are augmented as in training. The noise of regression stays as the networks bring it. The
-    state is kept in `context.checkpoint` and gone on from. Raises `RunFailed` when the weights diverge.
+    Images are augmented as in training, and the networks' regression noise is kept. The state is saved in
+    `context.checkpoint`, from which an interrupted collection resumes.
+
+    Raises:
+        RunFailed: the weights diverge.
     """
     members = list(enumerate(networks))
     group = _group(task, members, phase, context)
@@ -121,7 +124,7 @@ def collect(task: Task, networks: Sequence[Network], phase: Phase, context: FitC
 
 
 def _noise_of(network: Network) -> NoiseRule:
-    """A rule of the network's own form whose noise nothing moves (its level is put in afterwards)."""
+    """A noise rule of the network's own form that keeps the noise (whose level is set afterwards)."""
     if isinstance(network.likelihood, MeanVariance):
         return NoiseRule(form="mean_variance")
     return NoiseRule(form="natural") if isinstance(network.likelihood, Natural) else NoiseRule("fixed", 1.0)
@@ -164,7 +167,7 @@ def _group(task: Task, members: Sequence[tuple[int, Network]], phase: Phase, con
 def _run(
     group: LaneTrainer, moments: PathMoments, phase: Phase, context: FitContext, done: Sequence[PathMoments], parts: int
 ) -> None:
-    """Train one part to the end of the phase and collect on the way."""
+    """Train one part to the end of the phase, and collect weights during it."""
     state, per_epoch = group.state, len(group.bounds)
     between, every_step = per_epoch * phase.every, group.device.type == "cpu"
     total, last_saved = group.total_steps, time.perf_counter()
@@ -187,9 +190,9 @@ def _run(
             if (every_step or due) and not bool((nll < lowest + DIVERGED_NATS).all()):
                 worst = int((nll - lowest).nan_to_num(torch.inf).argmax())
                 raise RunFailed(
-                    f"the loss of a batch went from {float(lowest[worst]):.4g} to {float(nll[worst]):.4g} nats a point "
-                    f"by step {state.step} of SWAG's collection: the weights have diverged. "
-                    f"Lower method.lr (it is {phase.lr:.3g})."
+                    f"SWAG's collection diverged: by step {state.step} the loss of a batch rose from "
+                    f"{float(lowest[worst]):.4g} to {float(nll[worst]):.4g} nats per point. Lower method.lr "
+                    f"(now {phase.lr:.3g})."
                 )
             if due:
                 moments.collect(list(state.parameters.values()))
@@ -203,16 +206,16 @@ def _run(
                 last_saved = time.perf_counter()
     if not bool(torch.isfinite(moments.squares).all()):
         raise RunFailed(
-            f"the weights became infinite or NaN in SWAG's collection. Lower method.lr (it is {phase.lr:g})."
+            f"SWAG's collection diverged: weights became infinite or NaN. Lower method.lr (now {phase.lr:g})."
         )
 
 
 def _load(checkpoint: Path | None, device: torch.device) -> dict[str, Any]:
-    """What an interrupted collection left, or nothing."""
+    """The state that an interrupted collection saved, or an empty mapping."""
     if checkpoint is None:
         return {}
     try:
         saved: dict[str, Any] = torch.load(checkpoint, map_location=device, weights_only=True)
         return saved if {"done", "moments", "state"} <= saved.keys() else {}
-    except Exception:  # absent, or cannot be read: collect anew
+    except Exception:  # missing or unreadable: start again
         return {}

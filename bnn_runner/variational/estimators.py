@@ -1,16 +1,16 @@
 """Noise for the forward pass of a factorised Gaussian over weights: three estimators of E_q log p(y | x, w).
 
-The network runs at the means μ of its matrices and each layer's output gets the rest of the noise
-from a hook, so any architecture will do:
+The network runs at the means μ of its matrices, and hooks add the noise to each layer's output, so that any
+architecture is supported:
 
-- local: local reparametrisation (Kingma et al. 2015): outputs ~ N(x μᵀ, x² (σ²)ᵀ), drawn anew for each
-  point. Exact for a linear layer of one position; over the positions of a convolution (or of a
-  sequence) the noise is drawn as if they had weights of their own, which is what is done commonly.
-- flipout (Wen et al. 2018): one perturbation ΔW = σ ε a step, ((x ∘ s) ΔWᵀ) ∘ r with random signs s, r of
+- local: local reparametrisation (Kingma et al. 2015): outputs ~ N(x μᵀ, x² (σ²)ᵀ), drawn for each point
+  separately. Exact for a linear layer at one position; over the positions of a convolution (or of a
+  sequence) the noise is drawn as if each had its own weights, as is common.
+- flipout (Wen et al. 2018): one perturbation ΔW = σ ε per step, ((x ∘ s) ΔWᵀ) ∘ r with random signs s, r for
   each point; exact for convolutions too (signs by channel).
-- weights: one w = μ + σ ε a step, shared by the batch; it needs no hook.
+- weights: one w = μ + σ ε per step, shared by the batch; it needs no hook.
 
-Tensors of other modules, and of layers that are called other than once in a pass or whose weight is read elsewhere
+Tensors of other modules, and of layers that a pass does not call exactly once or whose weight is read elsewhere
 too, are always drawn as weights, which is exact for any use of them.
 """
 
@@ -30,7 +30,7 @@ from bnn_runner.models.weight_reads import weight_reads
 Estimator = Literal["local", "flipout", "weights"]
 Layer = nn.Linear | nn.Conv2d
 _TINY = 1e-20
-"""Added to the variance of a layer's outputs: the square root has no slope at 0."""
+"""Added to the variance of a layer's outputs: the square root has no derivative at 0."""
 
 
 def matrix_layers(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> dict[str, Layer]:
@@ -53,17 +53,20 @@ def matrix_layers(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -
 def noisy_outputs(
     layers: Mapping[str, Layer],
     estimator: Estimator,
-    spread: Mapping[str, Tensor],
+    scales: Mapping[str, Tensor],
     stream: torch.Generator,
 ) -> Iterator[None]:
-    """While the block runs, every one of `layers` adds the noise of its weights to its outputs.
+    """Within the block, each of `layers` adds the noise of its weights to its outputs.
 
-    `spread` maps parameter names to σ² (local) or to perturbations σ ε (flipout); a tensor that is
-    not there has none.
+    Args:
+        layers: by name.
+        estimator: local or flipout.
+        scales: σ² (local) or perturbations σ ε (flipout) by parameter name; a tensor that is missing has no noise.
+        stream: of the random numbers.
     """
     handles = []
     for name, layer in layers.items():
-        weight, bias = spread.get(f"{name}.weight"), spread.get(f"{name}.bias")
+        weight, bias = scales.get(f"{name}.weight"), scales.get(f"{name}.bias")
         if weight is None:
             continue
         hook = _local(layer, weight, bias, stream) if estimator == "local" else _flipout(layer, weight, bias, stream)

@@ -1,9 +1,9 @@
-"""Training of a factorised Gaussian over weights: minibatch ascent of the ELBO, with a checkpoint of it all.
+"""Training of a factorised Gaussian over weights: minibatch ascent of the ELBO, with checkpoints.
 
 Every step minimises  mean over the batch of −log p / samples  +  (β T / N) KL,  which is −ELBO/N when
-β = T = 1: the KL counts once for the data set, whatever the batch size (DESIGN §7). T is the
-likelihood temperature; β follows the plan of annealing. All noise of step t comes from the stream
-(seed, t), so that a resumed fit ends bit for bit where an uninterrupted one does at equal threads.
+β = T = 1: the KL counts once for the data set, whatever the batch size. T is the likelihood temperature; β
+follows the annealing schedule. All noise of step t comes from the stream (seed, t), so that a resumed fit gives
+bit for bit the result of an uninterrupted one, at equal threads.
 """
 
 from __future__ import annotations
@@ -39,11 +39,20 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """How the ELBO is ascended.
+    """How the ELBO is maximised.
 
-    `complexities` holds the prior of every tensor, `point` the tensors that stay point estimates.
-    `annealing`: constant; linear over the first `warmup` (a share of all steps); blundell: batch i of
-    M counts 2^(M−i)/(2^M − 1) of the KL (Blundell et al. 2015, §3.4), which sums to one an epoch.
+    Attributes:
+        schedule: of the optimiser.
+        estimator: of the gradient.
+        samples: of it per step.
+        annealing: of the KL's weight: constant; linear over the first `warmup` of all steps; blundell: batch i of M
+            gets the share 2^(M−i)/(2^M − 1) (Blundell et al. 2015, §3.4), which sums to one per epoch.
+        warmup: share of all steps, for linear annealing.
+        temperature: T.
+        rho: start of ρ, σ = softplus ρ.
+        learn_noise: whether the regression noise is optimised too.
+        complexities: KL term of every tensor.
+        point: tensors that stay point estimates.
     """
 
     schedule: Schedule
@@ -92,7 +101,7 @@ class Fit:
             x, _ = self.task.train.gather(torch.arange(min(PROBED_POINTS, len(self.task.train))))
             self.layers = matrix_layers(self.module, network.tensors, x)
         self.hooked = {f"{n}.{kind}" for n in self.layers for kind in ("weight", "bias")} & self.rho.keys()
-        # A layer whose matrix is a point estimate has no noise of its own.
+        # A layer whose matrix is a point estimate adds no noise.
         self.hooked = {n for n in self.hooked if f"{n.rpartition('.')[0]}.weight" in self.rho}
         self.learned = self.log_noise if plan.learn_noise else None
         self.moved = [*self.mu.values(), *self.rho.values(), *([] if self.learned is None else [self.learned])]
@@ -100,7 +109,7 @@ class Fit:
         self.nll_sum = torch.zeros((), dtype=torch.float64 if self.device.type == "cpu" else torch.float32)
         self.nll_sum = self.nll_sum.to(self.device)
         self._order: tuple[int, Tensor] | None = None
-        # Fresh memory in every step would cost several times the sums done in it.
+        # Fresh memory in every step would cost several times as much as the sums.
         self._sigma, self._exp, self._square = ({n: torch.empty_like(r) for n, r in self.rho.items()} for _ in range(3))
 
     @property
@@ -112,7 +121,7 @@ class Fit:
 
     @torch.no_grad()
     def _fresh_sigmas(self) -> Tensors:
-        """σ = log(1 + e^ρ) into memory that is there already, and e^ρ, which dσ/dρ needs: cheaper than softplus."""
+        """σ = log(1 + e^ρ), and e^ρ for dσ/dρ, written into existing memory: cheaper than softplus."""
         for n, r in self.rho.items():
             torch.log1p(torch.exp(r, out=self._exp[n]), out=self._sigma[n])
         return self._sigma
@@ -121,45 +130,45 @@ class Fit:
         return self.network.likelihood if self.log_noise is None else Gaussian(self.log_noise.detach())
 
     def gradients(self, x: Tensor, y: Tensor, sigma: Tensors, stream: torch.Generator) -> tuple[Tensor, list[Tensor]]:
-        """Mean −log p of a batch under one draw of the noise, and its gradients in μ, σ (and log noise)."""
+        """Mean −log p of a batch under one draw of the noise, and its gradients in μ, σ and log noise."""
         local = self.plan.estimator == "local"
         with torch.no_grad():
             eps = {n: _normal(s, stream) for n, s in sigma.items() if not (local and n in self.hooked)}
             values = dict(self.mu)
-            spread = {}
+            scales = {}
             for n, s in sigma.items():
                 if n not in self.hooked:
                     values[n] = torch.addcmul(self.mu[n], s, eps[n])
                 else:
-                    spread[n] = torch.square(s, out=self._square[n]) if local else s * eps[n]
-        leaves = [t.detach().requires_grad_() for t in (*values.values(), *spread.values())]
-        values, spread = (
+                    scales[n] = torch.square(s, out=self._square[n]) if local else s * eps[n]
+        leaves = [t.detach().requires_grad_() for t in (*values.values(), *scales.values())]
+        values, scales = (
             dict(zip(values, leaves[: len(values)], strict=True)),
-            dict(zip(spread, leaves[len(values) :], strict=True)),
+            dict(zip(scales, leaves[len(values) :], strict=True)),
         )
         likelihood = self.network.likelihood
         if self.log_noise is not None:
             log_noise = self.log_noise.detach().requires_grad_(self.learned is not None)
             likelihood = Gaussian(log_noise)
             leaves += [log_noise] if self.learned is not None else []
-        with torch.enable_grad(), noisy_outputs(self.layers, self.plan.estimator, spread, stream):
+        with torch.enable_grad(), noisy_outputs(self.layers, self.plan.estimator, scales, stream):
             outputs = functional_call(self.module, values | self.buffers, (x,))
             nll = -likelihood.log_prob(outputs, y).mean()
         grads = list(torch.autograd.grad(nll, leaves, materialize_grads=True))
         mus = dict(zip(values, grads, strict=False))
-        spreads = dict(zip(spread, grads[len(values) :], strict=False))
+        scale_grads = dict(zip(scales, grads[len(values) :], strict=False))
         found = [mus[n].contiguous() for n in self.mu]
         for n in sigma:
             if n not in self.hooked:
                 found.append(mus[n] * eps[n])
             elif local:
-                found.append(spreads[n].contiguous().mul_(sigma[n]).mul_(2))
+                found.append(scale_grads[n].contiguous().mul_(sigma[n]).mul_(2))
             else:
-                found.append(spreads[n].contiguous().mul_(eps[n]))
-        return nll.detach(), found + grads[len(values) + len(spread) :]
+                found.append(scale_grads[n].contiguous().mul_(eps[n]))
+        return nll.detach(), found + grads[len(values) + len(scales) :]
 
     def update(self) -> Tensor:
-        """One step; mean −log p of its batch."""
+        """Take one step; the mean −log p of its batch."""
         plan, per_epoch = self.plan, len(self.bounds)
         epoch, position = divmod(self.step, per_epoch)
         begin, end = self.bounds[position]
@@ -205,7 +214,7 @@ class Fit:
         return self._order[1]
 
     def kl(self, stream: torch.Generator) -> float:
-        """KL(q ‖ prior) in nats: exact, or of one sample where the prior is a mixture."""
+        """KL(q ‖ prior) in nats: exact, or estimated by one sample where the prior is a mixture."""
         total = 0.0
         for name, s in self.sigmas().items():
             total += float(self.plan.complexities[name].value(self.mu[name], s, _normal(s, stream)))
@@ -225,13 +234,13 @@ class Fit:
         write_torch(path, payload)
 
     def load(self, path: Path) -> bool:
-        """Go on from a checkpoint; False where there is none, or one that cannot be read (then train anew)."""
+        """Resume from a checkpoint; False where none can be read (then training starts from the beginning)."""
         try:
             saved: dict[str, Any] = torch.load(path, map_location=self.device, weights_only=True)
             pairs = [(self.moved, saved["moved"]), (self.optimizer.state, saved["optimizer"])]
             if any([t.shape for t in a] != [t.shape for t in b] for a, b in pairs):
                 return False
-        except Exception:  # an unreadable checkpoint is worth nothing
+        except Exception:  # missing or unreadable
             return False
         for mine, theirs in pairs:
             for a, b in zip(mine, theirs, strict=True):
@@ -243,7 +252,11 @@ class Fit:
 
 
 def run(fit: Fit, context: FitContext) -> None:
-    """Train to the end of the schedule. Raises `RunFailed` at the first number that is not finite."""
+    """Train to the end of the schedule.
+
+    Raises:
+        RunFailed: the objective or a weight is not finite.
+    """
     if context.checkpoint is not None:
         fit.load(context.checkpoint)
     per_epoch, saved_at = len(fit.bounds), time.perf_counter()
@@ -253,9 +266,9 @@ def run(fit: Fit, context: FitContext) -> None:
             ends_epoch = fit.step % per_epoch == 0
             if (ends_epoch or fit.device.type == "cpu" or fit.step % 50 == 0) and not math.isfinite(float(nll)):
                 raise RunFailed(
-                    f"the variational objective became {float(nll)} at step {fit.step} (epoch "
-                    f"{(fit.step - 1) // per_epoch + 1}). The weights have diverged. Lower method.lr (it is "
-                    f"{fit.plan.schedule.lr:g}) or method.rho_init (it is {fit.plan.rho:g}, the initial noise)."
+                    f"variational training diverged: the objective became {float(nll)} at step {fit.step} (epoch "
+                    f"{(fit.step - 1) // per_epoch + 1}). Lower method.lr (now {fit.plan.schedule.lr:g}) or "
+                    f"method.rho_init (now {fit.plan.rho:g}, the initial noise)."
                 )
             if ends_epoch:
                 _record(fit, fit.step // per_epoch)
@@ -269,7 +282,7 @@ def run(fit: Fit, context: FitContext) -> None:
                 fit.save(context.checkpoint)
                 saved_at = time.perf_counter()
     if not all(bool(torch.isfinite(t).all()) for t in fit.moved):
-        raise RunFailed("the last update left a weight that is not finite. Lower method.lr.")
+        raise RunFailed("variational training diverged: a weight is not finite after the last update. Lower method.lr.")
 
 
 def _record(fit: Fit, epoch: int) -> None:

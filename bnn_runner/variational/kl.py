@@ -1,6 +1,6 @@
 """KL(q ‖ prior) of a factorised Gaussian q = Π N(μ, σ²), with its gradients in μ and σ, in nats.
 
-Both are computed without autograd: the terms act on each weight alone, and a step needs no value.
+Both are computed without autograd: each term depends on one weight, and a step needs the gradients only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class KLTerm(Protocol):
     def add_gradients(
         self, weight: float, mu: Tensor, sigma: Tensor, eps: Tensor, in_mu: Tensor, in_sigma: Tensor
     ) -> None:
-        """`weight` times ∂KL/∂μ and ∂KL/∂σ are added to `in_mu` and `in_sigma` in place (fresh memory costs more)."""
+        """Add `weight` times ∂KL/∂μ and ∂KL/∂σ to `in_mu` and `in_sigma`, in place (fresh memory costs more)."""
         ...
 
     @property
@@ -53,9 +53,9 @@ class ScaleMixture:
     The entropy of q is exact; E_q log p(w) is estimated at one sample w = μ + σ ε.
 
     log p is the wide part's logarithm, whose gradient is exact, plus a spike s(w) around 0. The spike's gradient is
-    that of the score function with s(μ) as control variate: E (s(w) − s(μ)) ε/σ in μ, E (s(w) − s(μ)) (ε² − 1)/σ in σ.
-    Differentiating s(w) itself is unbiased too, but where q is wider than the spike (σ₂ = e⁻⁸) it is a slope of
-    thousands that is met rarely: means are kicked out of the spike's reach, and weights without use keep a large mean.
+    the score-function estimator with control variate s(μ): E (s(w) − s(μ)) ε/σ in μ, E (s(w) − s(μ)) (ε² − 1)/σ in σ.
+    Differentiating s(w) itself is unbiased too, but where q is wider than the spike (σ₂ = e⁻⁸) its slope is in the
+    thousands and rarely sampled: means are pushed out of the spike's range, and useless weights keep a large mean.
     """
 
     weight: float
@@ -75,17 +75,17 @@ class ScaleMixture:
     def add_gradients(
         self, weight: float, mu: Tensor, sigma: Tensor, eps: Tensor, in_mu: Tensor, in_sigma: Tensor
     ) -> None:
-        wide = 1 / self.sigma1**2
-        in_mu.add_(mu, alpha=weight * wide)
-        in_sigma.add_(sigma, alpha=weight * wide).addcdiv_(sigma.new_ones(()), sigma, value=-weight)
-        # s(w) − s(μ) as one logarithm: what log1p would keep of numbers below 1e−7 is nothing beside the sum's noise.
+        precision = 1 / self.sigma1**2
+        in_mu.add_(mu, alpha=weight * precision)
+        in_sigma.add_(sigma, alpha=weight * precision).addcdiv_(sigma.new_ones(()), sigma, value=-weight)
+        # s(w) − s(μ) as one logarithm: the digits that log1p would add are negligible compared with the sum's noise.
         gain = self._ratio(torch.addcmul(mu, sigma, eps)).add_(1).div_(self._ratio(mu).add_(1)).log_().div_(sigma)
         in_mu.addcmul_(gain, eps, value=-weight)
         in_sigma.add_(gain, alpha=weight).addcmul_(gain.mul_(eps), eps, value=-weight)
 
     def _ratio(self, w: Tensor) -> Tensor:
-        """r(w), the narrow part over the wide one; s = log(1 + r)."""
+        """r(w), the narrow part divided by the wide one; s = log(1 + r)."""
         offset = math.log((1 - self.weight) / self.sigma2) - math.log(self.weight / self.sigma1)
         slope = 0.5 * (1 / self.sigma2**2 - 1 / self.sigma1**2)
-        # Below e^−87 float32 has no normal numbers, and exp is ten to fifty times as slow; s is next to 0 there.
+        # Below e^−87 float32 has no normal numbers, and exp is ten to fifty times as slow; s is almost 0 there.
         return w.square().mul_(-slope).add_(offset).clamp_min_(-87.0).exp_()

@@ -1,4 +1,4 @@
-"""A factorised Gaussian over a network's weights, its draws, and what is left of it when weights are removed."""
+"""A factorised Gaussian over a network's weights, its draws, and its pruned versions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bnn_runner.rng import generator
 
 @dataclass(frozen=True)
 class MeanField:
-    """q(w) = Π N(μ, σ²). `network` holds the means μ; `sigmas` maps names to σ, a tensor without is a point estimate.
+    """q(w) = Π N(μ, σ²): `network` holds the means μ, `sigmas` maps names to σ; other tensors are point estimates.
 
-    Draw s is the network at μ + σ ε_s, with ε_s from the stream (seed, s). Buffers (batchnorm
-    statistics) are the network's own for every draw.
+    Draw s is the network at μ + σ ε_s, with ε_s from the stream (seed, s). All draws use the network's own buffers
+    (batchnorm statistics).
     """
 
     network: Network
@@ -50,7 +50,7 @@ class MeanField:
         return torch.cat(ratios)
 
     def pruned(self, fraction: float) -> MeanField:
-        """Without the `fraction` of weights of the lowest |μ|/σ: their mean and spread are zero."""
+        """Without the `fraction` of weights with the lowest |μ|/σ: their mean and standard deviation are zero."""
         order = torch.argsort(self.signal_to_noise(), stable=True)
         keep = torch.ones(len(order), dtype=torch.bool, device=order.device)
         keep[order[: round(fraction * len(order))]] = False
@@ -63,7 +63,7 @@ class MeanField:
 
 @dataclass(frozen=True)
 class MeanFieldDraws:
-    """Draws `first` to `last`. Weights are made when first used, so a chunk holds few at once."""
+    """Draws `first` to `last`. Weights are drawn when first used, so that a chunk holds few at once."""
 
     posterior: MeanField
     seed: int

@@ -247,7 +247,9 @@ class TiedHead(nn.Module):
         return self.out(torch.tanh(self.body(x)))
 
 
-@pytest.mark.parametrize(("module", "told"), [(Scaled, "end in a linear layer"), (TiedHead, "shares weights")])
+@pytest.mark.parametrize(
+    ("module", "told"), [(Scaled, "ends in a linear layer"), (TiedHead, "shares them with another layer")]
+)
 def test_a_last_layer_that_is_none_is_refused(module: Callable[[], nn.Module], told: str) -> None:
     """Planted bug: the linear layer called last, whatever is done with its outputs."""
     network, x = network_of(module)

@@ -283,9 +283,9 @@ def test_settings_without_effect_and_unequal_precisions_in_a_block_are_refused()
     with pytest.raises(UserError, match="sharing"):
         Laplace(structure="diag", sharing="reduce")
     task, network = small("classification", layerwise=True)
-    with pytest.raises(RunFailed, match="one prior precision"):
+    with pytest.raises(RunFailed, match="same prior precision"):
         Laplace(structure="block").fit(task, [network], context(Fixed()))
-    with pytest.raises(RunFailed, match="one prior precision"):
+    with pytest.raises(RunFailed, match="same prior precision"):
         Laplace(structure="kfac", bias="joint").fit(task, [network], context(Fixed()))
 
 

@@ -288,7 +288,7 @@ def test_draws_that_are_not_finite_are_counted():
     posterior = OnlyDraws(Linear(gaussian(), draws_class=Broken, spread=3.0))
     bad = int((posterior.draws(12, 3).weights[:, 0, 0] > 0).sum())
     result = run(make_task(), posterior)
-    assert 0 < bad < 12 and f"{bad} of 12 draws gave outputs that are not finite" in result.notes
+    assert 0 < bad < 12 and f"{bad} of 12 draws have outputs that are not finite" in result.notes
     score = Marginal()(result, 0)[0]
     assert math.isnan(score.value) and "not finite" in score.note
 
@@ -419,7 +419,7 @@ def test_negative_variances():
     small = torch.diag_embed(torch.tensor([[1.0, -1e-9]]))
     variance, count = variances(small)
     assert count == 1 and float(variance.min()) == 0.0
-    with pytest.raises(RunFailed, match="predictive variance"):
+    with pytest.raises(RunFailed, match="Predictive variances must not be negative"):
         variances(torch.diag_embed(torch.tensor([[1.0, -0.1]])))
 
 
@@ -474,9 +474,9 @@ def test_store_refuses_a_damaged_file(tmp_path):
         assert "force=true" in str(caught.value)
 
     tensors, facts = tmp_path / TENSORS, tmp_path / FACTS
-    damaged("not the file", lambda: tensors.write_bytes(tensors.read_bytes()[: tensors.stat().st_size // 2]))
-    damaged("not the file", lambda: tensors.write_bytes(tensors.read_bytes()[:-1] + b"\x07"))
-    damaged("cannot be read", lambda: facts.write_text(facts.read_text()[:20]))
+    damaged("does not match", lambda: tensors.write_bytes(tensors.read_bytes()[: tensors.stat().st_size // 2]))
+    damaged("does not match", lambda: tensors.write_bytes(tensors.read_bytes()[:-1] + b"\x07"))
+    damaged("not valid JSON", lambda: facts.write_text(facts.read_text()[:20]))
     damaged("format", lambda: facts.write_text(json.dumps(json.loads(facts.read_text()) | {"format": 0})))
     damaged("is missing", tensors.unlink)
     damaged("is missing", facts.unlink)

@@ -95,7 +95,7 @@ def test_draws_that_descent_has_not_found_are_told() -> None:
     for passes, told in ((3, True), (250, False)):
         report = replace(SGD, sgd_passes=passes).fit(task, [network], context(Fixed())).report
         assert (report.facts["sample_error_sd"] > 1) == told
-        assert any("no draws of the posterior" in note for note in report.notes) == told
+        assert any("do not represent the posterior" in note for note in report.notes) == told
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])

@@ -221,16 +221,16 @@ def test_chains_that_have_not_mixed_or_do_not_move_say_so() -> None:
     apart = METHODS["sgld"](step=1e-9).fit(task, networks, going())
     assert apart.report.facts["rhat"] > 1.1 and any("have not mixed" in n for n in apart.report.notes)
     still = METHODS["sgld"](step=1e-9, start="map").fit(task, networks[:1], going())
-    assert any("hardly any spread" in n for n in still.report.notes)
+    assert any("hardly any function diversity" in n for n in still.report.notes)
     short = METHODS["sgld"](keep=3).fit(task, networks, going())
-    assert short.report.facts["rhat"] is None and any("need 4 draws" in n for n in short.report.notes)
+    assert short.report.facts["rhat"] is None and any("require 4 draws" in n for n in short.report.notes)
 
 
 def test_what_cannot_be_is_refused() -> None:
     task, networks = problem()
-    with pytest.raises(UserError, match=r"method.keep=10000000 draws of 22 weights.*Lower method.keep"):
+    with pytest.raises(UserError, match=r"10000000 draws of 22 weights must fit .*method.keep"):
         METHODS["sgld"](keep=10_000_000, max_gigabytes=0.1).fit(task, networks, going())
-    with pytest.raises(UserError, match=r"no step left to keep.*method.length"):
+    with pytest.raises(UserError, match=r"at least one draw.*method.length"):
         METHODS["csgld"](cycles=36).fit(task, networks, going())
     with pytest.raises(UserError) as error:
         StochasticGradientMCMC(chains=0, step=-1.0, burn_in=1.0)

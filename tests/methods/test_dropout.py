@@ -258,7 +258,7 @@ def test_learned_rates_that_leave_no_noise_are_told() -> None:
     noise = ConcreteDropout().noise_transform
     network = make_network(MLP(hidden=(4,)), task, noise_transform=noise)
     still = {n: torch.full_like(p, -40.0) if n.endswith("rate_logit") else p for n, p in network.parameters.items()}
-    with pytest.raises(RunFailed, match=r"learned are hidden\.0 4\.25e-18, out 4\.25e-18: .* fewer epochs"):
+    with pytest.raises(RunFailed, match=r"learned rates are hidden\.0 4\.25e-18, out 4\.25e-18: .* fewer epochs"):
         ConcreteDropout().fit(task, [replace(network, parameters=still)], context())
 
 
@@ -283,7 +283,7 @@ def test_what_cannot_be_a_posterior_is_refused() -> None:
     task = make_task("regression", (3,), 1)
     with pytest.raises(UserError, match=r"no layer for the noise.* method\.where=all"):
         make_network(MLP(hidden=()), task, noise_transform=MCDropout(where="hidden").noise_transform)
-    with pytest.raises(UserError, match=r"2 layers: hidden\.0, out"):
+    with pytest.raises(UserError, match=r"2 layers with noise \(hidden\.0, out\)"):
         make_network(MLP(hidden=(4,)), task, noise_transform=MCDropout(rate=(0.1,)).noise_transform)
     method = MCDropout(rate=1e-9)
     with pytest.raises(RunFailed, match="all draws of this posterior are the same function"):

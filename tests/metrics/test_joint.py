@@ -318,5 +318,5 @@ def test_settings_that_cannot_be_are_told_together():
     with pytest.raises(UserError) as caught:
         Joint(taus=[], repeats=0, tolerance=0.002)
     assert len(caught.value.problems) == 2 and "metric.joint.taus" in caught.value.problems[0]
-    with pytest.raises(UserError, match="two anchors"):
+    with pytest.raises(UserError, match="kappas of at most 2"):
         dyadic((2, 3), variant="forced")

@@ -283,7 +283,7 @@ def test_a_factorisation_that_fails_everywhere_is_told(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.linalg, "eigh", failing)
     monkeypatch.setattr(torch.linalg, "svd", failing)
-    with pytest.raises(RunFailed, match=r"hidden\.0\.weight fails on the CPU too"):
+    with pytest.raises(RunFailed, match=r"Could not decompose hidden\.0\.weight, on the CPU either"):
         eigh(torch.eye(3), "hidden.0.weight", Repairs())
 
 
