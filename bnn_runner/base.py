@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 import torch
 from torch import Tensor, nn
 
+from bnn_runner.runtime.console import Progress
 from bnn_runner.tasks import Split, Task, TaskSpec
 
 if TYPE_CHECKING:
@@ -384,7 +385,7 @@ class FitContext:
     hyper: HyperRule | None
     schedule: Schedule
     checkpoint: Path | None = None
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+    progress: Progress = lambda stage, done, total: None
     augment: Augmentation | None = None
     noise_fixed: bool = False
     record: Callable[[Mapping[str, float]], None] = lambda row: None

@@ -21,6 +21,7 @@ from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.psd import Repairs, wide
 from bnn_runner.posteriors.io import CannotBeSaved
 from bnn_runner.rng import generator
+from bnn_runner.runtime.console import Progress
 from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.tasks import Split, Task
 
@@ -76,7 +77,7 @@ class GGNOperator:
     curvature: Roots
     uniforms: Tensor | None
     columns: int
-    _progress: Callable[[str, int, int], None] = field(default=lambda stage, done, total: None, repr=False)
+    _progress: Progress = field(default=lambda stage, done, total: None, repr=False)
     repairs: Repairs = field(default_factory=Repairs, repr=False)
     passes: float = 0.0
     _kept: Tensor | None = field(default=None, repr=False)
@@ -87,7 +88,7 @@ class GGNOperator:
         task: Task,
         jacobians: Jacobians,
         curvature: Roots,
-        progress: Callable[[str, int, int], None],
+        progress: Progress,
         repairs: Repairs | None = None,
     ) -> GGNOperator:
         columns = curvature.columns(task, jacobians.network)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -11,6 +11,7 @@ from bnn_runner.curvature.block_fits import Sharing
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature
 from bnn_runner.curvature.psd import Repairs
+from bnn_runner.runtime.console import Progress
 from bnn_runner.tasks import Task
 
 
@@ -29,7 +30,7 @@ class TrainingPasses:
     joint_bias: bool = False
     rank: int = 0
     repairs: Repairs = field(default_factory=Repairs)
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+    progress: Progress = lambda stage, done, total: None
 
     @property
     def num_rows(self) -> int:

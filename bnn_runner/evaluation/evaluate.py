@@ -7,7 +7,7 @@ and every out-of-distribution set. All numbers are in original target units and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
@@ -19,6 +19,7 @@ from bnn_runner.errors import RunFailed, UserError, raise_all
 from bnn_runner.evaluation.accumulators import Accumulator, ClassAccumulator, RegressionAccumulator
 from bnn_runner.evaluation.closed_form import closed_form_log_probs, gaussian_log_prob, variances, widest_on_device
 from bnn_runner.rng import generator
+from bnn_runner.runtime.console import Progress
 from bnn_runner.runtime.memory import TooLarge, memory_limit, out_of_memory
 from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 from bnn_runner.tasks import Split, Task
@@ -28,7 +29,6 @@ OUTPUT_FLOATS = 8_000_000  # numbers in one [S, B, K] output
 JOINT_POINTS = 2_000  # the exact Gaussian joint is kept up to this many test points (an [N, N] matrix)
 
 _MaybeTensor = TypeVar("_MaybeTensor", Tensor, Tensor | None)
-Progress = Callable[[str, int, int], None]
 
 
 class _MeanVariance(Protocol):

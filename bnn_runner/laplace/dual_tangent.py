@@ -7,7 +7,7 @@ that kernel (Rasmussen & Williams 2006, §3.4), found by Newton steps without ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +18,7 @@ from bnn_runner.curvature.jacobian_forms import DenseJacobian, TensorJacobian
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.psd import Repairs, cholesky, wide
 from bnn_runner.curvature.weighted_gram import one_position
+from bnn_runner.runtime.console import Progress
 from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.tasks import Task
 
@@ -74,7 +75,7 @@ class Grams:
 
     task: Task
     jacobians: Jacobians
-    progress: Callable[[str, int, int], None]
+    progress: Progress
     repairs: Repairs = field(default_factory=Repairs, repr=False)
     passes: int = 0
     made: int = 0

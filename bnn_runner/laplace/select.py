@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from bnn_runner.laplace.scale_invariance import scale_invariant
 from bnn_runner.laplace.tangent_optimum import TangentModel
 from bnn_runner.laplace.validation_score import Validation, validation_logliks
 from bnn_runner.models.likelihoods import Gaussian
+from bnn_runner.runtime.console import Progress
 from bnn_runner.tasks import Task
 
 FAR_NATS = 1.0
@@ -59,7 +60,7 @@ def select_precisions(
     mode: Mode = "network",
     tolerance: float = 1e-7,
     passes: int | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
     validation: Validation = validation_logliks,
 ) -> Selection:
     """Let `rule` select the prior precisions, and fit the Gaussian at them.

@@ -24,6 +24,7 @@ from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.products import Differentiated
 from bnn_runner.curvature.psd import Repairs, wide
 from bnn_runner.laplace import dual_tangent
+from bnn_runner.runtime.console import Progress
 from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.tasks import Task
 
@@ -113,7 +114,7 @@ class TangentModel:
 
     task: Task
     jacobians: Jacobians
-    progress: Callable[[str, int, int], None] = field(default=lambda stage, done, total: None, repr=False)
+    progress: Progress = field(default=lambda stage, done, total: None, repr=False)
     repairs: Repairs = field(default_factory=Repairs, repr=False)
     passes: int = 0
     _last_pass: int = field(default=0, repr=False)

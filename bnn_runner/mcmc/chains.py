@@ -17,13 +17,13 @@ from bnn_runner.mcmc.hamiltonian import DualAveraging, Point, Target, reasonable
 from bnn_runner.mcmc.noise import ChainNoise
 from bnn_runner.mcmc.steps import StepSizes
 from bnn_runner.rng import generator
+from bnn_runner.runtime.console import Progress
 from bnn_runner.tasks import Split
 from bnn_runner.training.engine import batch_bounds
 
 Dynamics = Callable[[ChainState, Tensor, float, float, Tensor], ChainState]
 """(state, gradient, step, temperature, noise) -> state."""
 
-Progress = Callable[[str, int, int], None]
 CHECK_EVERY = 20
 
 

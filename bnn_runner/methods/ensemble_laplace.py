@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +19,7 @@ from bnn_runner.methods.laplace import RANK, Laplace
 from bnn_runner.posteriors.mixture import Mixture, predictive_log_densities, stacking_weights
 from bnn_runner.posteriors.networks import member_distances
 from bnn_runner.rng import derive_seed
+from bnn_runner.runtime.console import Progress
 from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
@@ -130,5 +131,5 @@ def _listed(values: Sequence[float] | torch.Tensor) -> str:
     return ", ".join(f"{float(v):.4g}" for v in values)
 
 
-def _prefixed(progress: Callable[[str, int, int], None], prefix: str) -> Callable[[str, int, int], None]:
+def _prefixed(progress: Progress, prefix: str) -> Progress:
     return lambda stage, done, total: progress(prefix + stage, done, total)
