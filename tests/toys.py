@@ -205,10 +205,10 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> StubRunner:
     module.run_together = lambda experiments, **_: [stub.run(e) for e in experiments]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "bnn_runner.runner", module)
 
-    def apart(members, ticket):
-        outcomes = cli_job.run_members(members, ticket.config_dir, ticket.start)
+    def in_this_process(members, spec):
+        outcomes = cli_job.run_members(members, spec.config_dir, spec.start)
         return outcomes, signal.SIGINT if outcomes[0]["status"] == "interrupted" else 0
 
-    monkeypatch.setattr(cli_job, "apart", apart)
+    monkeypatch.setattr(cli_job, "run_members_in_child", in_this_process)
     monkeypatch.setattr(bnn_runner, "runner", module, raising=False)
     return stub

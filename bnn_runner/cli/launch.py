@@ -20,7 +20,7 @@ from bnn_runner.config.validate import Checked
 from bnn_runner.errors import UserError, did_you_mean
 from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, OK, USAGE_ERROR
 from bnn_runner.sweeps.scratch_files import JOBS, OUTCOME, PLAN
-from bnn_runner.sweeps.summary import sum_up, unfinished
+from bnn_runner.sweeps.summary import may_be_requeued, print_summary
 
 if TYPE_CHECKING:
     from bnn_runner.cli.flags import CommandLine
@@ -63,9 +63,9 @@ def sweep(arguments: Sequence[str], checked: Checked) -> int:
         os.environ["BNN_RUN_JOBS"] = str(checked.jobs)
         try:
             _through_hydra([*arguments, f"hydra.sweep.dir={quote(str(scratch))}"], job)
-            return sum_up(scratch, checked.jobs)
+            return print_summary(scratch, checked.jobs)
         except KeyboardInterrupt:
-            sum_up(scratch, checked.jobs)
+            print_summary(scratch, checked.jobs)
             raise
         finally:
             os.environ.pop("BNN_RUN_JOBS", None)
@@ -140,7 +140,7 @@ def make_scratch(output_dir: Path) -> Path:
 
 def clear_scratch(scratch: Path) -> None:
     """Remove what Hydra and we left there; a launcher's own logs stay, and the plan where a job may be run again."""
-    open_jobs = (scratch / PLAN).exists() and unfinished(scratch)
+    open_jobs = (scratch / PLAN).exists() and may_be_requeued(scratch)
     for path in [
         scratch / "multirun.yaml",
         *([] if open_jobs else [scratch / PLAN, *(scratch / JOBS).glob("*.json")]),

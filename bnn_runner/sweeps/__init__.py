@@ -1,1 +1,1 @@
-"""Sweeps: plan, job processes, launchers and sweepers."""
+"""Sweeps: the plan, the processes of jobs, launchers and sweepers."""

@@ -1,4 +1,4 @@
-"""The C library's memory, kept from one step for the next in the process of a job."""
+"""Settings of the C library's memory allocator for the process of a job."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import os
 import sys
 from contextlib import suppress
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-KEPT, LARGEST = 512 * 2**20, 32 * 2**20
-"""Bytes of freed memory that stay with the process at most, and the size from which a piece goes straight back."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+TRIM_BYTES, MMAP_BYTES = 512 * 2**20, 32 * 2**20
+"""Largest amount of freed memory that the process keeps, and size from which a block is returned at once."""
 
 
 def keep_freed_memory() -> None:
-    """Let glibc hand what a step has freed to the next one, where it would give it back to the kernel and ask anew.
+    """Makes glibc reuse the memory that a training step has freed, instead of returning it to the kernel.
 
-    The kernel clears every page that it gives: where tensors take some megabytes, that is up to a third of a training
-    step. No number changes. Who set one of these thresholds in the environment is left alone; nothing happens on other
-    systems than Linux, or under another C library.
+    The kernel clears every page that it hands out again. With tensors of some megabytes, that takes up to a third of a
+    training step. Results do not change. Thresholds that are set in the environment take precedence. Does nothing on
+    systems other than Linux or with another C library.
     """
-    chosen = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
-    if sys.platform != "linux" or not chosen.isdisjoint(os.environ):
+    variables = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
+    if sys.platform != "linux" or not variables.isdisjoint(os.environ):
         return
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_MMAP_THRESHOLD, LARGEST)
-        mallopt(_TRIM_THRESHOLD, KEPT)
+        mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES)

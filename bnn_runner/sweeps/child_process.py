@@ -1,8 +1,8 @@
-"""A job of a sweep runs in a process of its own: whatever ends it, and whatever it leaves behind, ends there.
+"""Runs a job of a sweep in its own process, so that a crash, or any state that a job changes, affects no other job.
 
-The processes are forked from a server that has imported everything and computed nothing, so that each
-begins with fresh random state, flags and memory within hundredths of a second. The server lives as long as we do:
-what a child must have as it is now (environment, where output goes) is handed to it.
+The processes are forked from a server that has imported everything and computed nothing. So each starts within
+hundredths of a second, with fresh random state, flags and memory. The server lives as long as this process; the current
+environment and output streams are passed to each child.
 """
 
 from __future__ import annotations
@@ -28,135 +28,144 @@ PRELOADED = [
     "bnn_runner.sweeps.fork_preload",
 ]
 _LOCK = threading.Lock()
-"""Of starting a process and of asking how one ended: starting one asks after all others."""
+"""Held while a process starts and while exit codes are read: starting a process also polls all others."""
 
 
 @dataclass
-class Watch:
-    """The signals that asked us to stop, and the processes to pass them on to."""
+class StopSignals:
+    """The stop signals received so far, and the processes to which they are forwarded."""
 
-    asked: list[int] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
     children: set[int] = field(default_factory=set)
 
 
-_watches: list[Watch] = []  # that of the main thread, if it has one
+_active: list[StopSignals] = []  # the one of the main thread, while `forward_signals` is active
 
 
-def run_apart(
+def run_in_child(
     work: Callable[..., None], *arguments: Any, environment: Mapping[str, str] | None = None
 ) -> tuple[int, int]:
-    """Run `work` (of a module) in a process of its own: its exit code, and the signal that asked us to stop.
+    """Runs a function in its own process and waits for it.
 
-    An exit code below 0 is the signal that killed it; 0 as the signal means that none came. Signals
-    that ask for a stop are passed on, and the process is waited for: it saves its state first.
-    Several threads may each run one; then the main thread holds `passing_on`. `environment` is added to ours.
+    Stop signals are forwarded to the process, which saves its state before it ends. Several threads may each run a
+    process; the main thread must then be inside `forward_signals`.
+
+    Args:
+        work: A function of a module (it is pickled by its name).
+        *arguments: Its arguments.
+        environment: Variables to add to the environment of this process.
+
+    Returns:
+        The exit code (negative: the signal that killed the process), and the first stop signal that this process
+        received meanwhile (0: none).
     """
     context = multiprocessing.get_context(
         "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
     )
     if context.get_start_method() == "forkserver":
         context.set_forkserver_preload(PRELOADED)
-    now = os.environ | (environment or {}), (_Inherited(1), _Inherited(2))
-    child: Any = context.Process(target=_work, args=(work, arguments, *now))
-    with passing_on() as watch:
+    inherited = os.environ | (environment or {}), (_InheritedStream(1), _InheritedStream(2))
+    child: Any = context.Process(target=_child_main, args=(work, arguments, *inherited))
+    with forward_signals() as signals:
         sys.stdout.flush()
         sys.stderr.flush()
-        with _LOCK, _known_start_method(context):
+        with _LOCK, _valid_start_method(context):
             child.start()
-        watch.children.add(child.pid)
+        signals.children.add(child.pid)
         code = None
         while code is None:
             wait([child.sentinel], 2.0)
             with _LOCK:
                 code = child.exitcode
-            if code is None and watch.asked:  # told again: a process that has only just begun may have missed it
-                _signal(child.pid, signal.SIGTERM)
-        watch.children.discard(child.pid)
+            if code is None and signals.received:  # sent again: a process that has just started may have missed it
+                _send_signal(child.pid, signal.SIGTERM)
+        signals.children.discard(child.pid)
     child.close()
-    return code, watch.asked[0] if watch.asked else 0
+    return code, signals.received[0] if signals.received else 0
 
 
 @contextmanager
-def _known_start_method(context: Any) -> Iterator[None]:
-    """A child is told the process's default way to start children, and joblib's workers have one of their own."""
-    found = multiprocessing.get_start_method(allow_none=True)
-    if found is None or found in multiprocessing.get_all_start_methods():
+def _valid_start_method(context: Any) -> Iterator[None]:
+    """Sets a default start method that the child knows: it inherits the default, and joblib may have set its own."""
+    previous = multiprocessing.get_start_method(allow_none=True)
+    if previous is None or previous in multiprocessing.get_all_start_methods():
         yield
         return
     multiprocessing.set_start_method(context.get_start_method(), force=True)
     try:
         yield
     finally:
-        multiprocessing.set_start_method(found, force=True)
+        multiprocessing.set_start_method(previous, force=True)
 
 
 @contextmanager
-def passing_on() -> Iterator[Watch]:
-    """Signals that ask for a stop are passed on to every process that runs apart meanwhile. For the main thread.
+def forward_signals() -> Iterator[StopSignals]:
+    """Forwards stop signals to all processes of `run_in_child` inside the block. For the main thread.
 
-    Within another one it is that one; in a thread without one nothing is passed on.
+    Nested calls, and calls in other threads, yield the signals of the main thread. In a thread without an active block
+    in the main thread, nothing is forwarded.
     """
-    if _watches or threading.current_thread() is not threading.main_thread():
-        yield _watches[0] if _watches else Watch()
+    if _active or threading.current_thread() is not threading.main_thread():
+        yield _active[0] if _active else StopSignals()
         return
-    watch = Watch()
+    signals = StopSignals()
 
     def handle(number: int, frame: object) -> None:
-        # Ctrl-C on a terminal reaches the children by itself; twice it would mean "at once".
-        again = number == signal.SIGINT and signal.SIGINT in watch.asked
-        watch.asked.append(number)
-        for child in list(watch.children):
-            _signal(child, signal.SIGINT if again else signal.SIGTERM)
+        # A terminal sends Ctrl-C to the children too, and a second SIGINT stops them at once: forward it as SIGTERM.
+        again = number == signal.SIGINT and signal.SIGINT in signals.received
+        signals.received.append(number)
+        for child in list(signals.children):
+            _send_signal(child, signal.SIGINT if again else signal.SIGTERM)
 
-    _watches.append(watch)
-    found = {number: signal.signal(number, handle) for number in STOPPING}
+    _active.append(signals)
+    previous = {number: signal.signal(number, handle) for number in STOPPING}
     try:
-        yield watch
+        yield signals
     finally:
-        for number, handler in found.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
-        _watches.clear()
+        _active.clear()
 
 
-def _signal(process: int, number: int) -> None:
+def _send_signal(process: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(process, number)
 
 
-class _Inherited:
-    """A file descriptor that the child gets as it is when the child is started; there `put` gives it its number."""
+class _InheritedStream:
+    """A file descriptor that is duplicated for the child when the child starts; `restore` gives it its number there."""
 
     def __init__(self, number: int, copy: Any = None) -> None:
         self.number = number
         self.copy = copy
 
-    def __reduce__(self) -> tuple[type[_Inherited], tuple[int, Any]]:
-        return _Inherited, (self.number, DupFd(self.number))
+    def __reduce__(self) -> tuple[type[_InheritedStream], tuple[int, Any]]:
+        return _InheritedStream, (self.number, DupFd(self.number))
 
-    def put(self) -> None:
+    def restore(self) -> None:
         if self.copy is not None:
             os.dup2(copy := self.copy.detach(), self.number)
             os.close(copy)
 
 
-def _work(
+def _child_main(
     work: Callable[..., None],
     arguments: tuple[Any, ...],
     environment: dict[str, str],
-    streams: tuple[_Inherited, ...],
+    streams: tuple[_InheritedStream, ...],
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
     for stream in streams:
-        stream.put()
-    for number in STOPPING:  # the server ignores them, and one before the run can save anything ends it quietly
+        stream.restore()
+    for number in STOPPING:  # the server ignores them; before the run can save anything, a signal just ends the child
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     work(*arguments)
 
 
 def _stop_with_parent() -> None:
-    """Ask this process to stop once the one that began it is gone: nobody waits for it any more."""
+    """Stops this process once its parent no longer exists."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

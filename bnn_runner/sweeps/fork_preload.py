@@ -1,7 +1,7 @@
-"""Imported by the server that `isolation` forks jobs from: what parsers, plugins and look-ups learn on first use.
+"""Imported by the server from which `child_process` forks jobs, to warm up parsers, plugins and look-ups.
 
-The default experiment is composed and assembled once, and nothing is computed: no random state is touched, nothing
-is read but configuration files. A small job then takes about a third less time.
+Composes and builds the default experiment once. It computes nothing, changes no random state, and reads only
+configuration files. A small job then takes about a third less time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ from bnn_runner.errors import UserError
 from bnn_runner.experiment import load_experiment
 from bnn_runner.runs.provenance import versions
 
-with suppress(UserError):  # the job that it concerns will say so
+with suppress(UserError):  # the job that it concerns will report it
     load_experiment([])
 versions()

@@ -1,7 +1,7 @@
-"""Imported first by the server that `isolation` forks jobs from, and by nothing else.
+"""Imported first by the server from which `child_process` forks jobs, and nowhere else.
 
-Schedulers signal every process of a job; the server must outlive that, as it tells how its children
-ended. It ends by itself with the process that started it.
+Schedulers send signals to every process of a job. The server must survive them, because it reports the exit codes of
+its children. It ends with the process that started it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The functions that Hydra calls: `job` for each job of a sweep, here or elsewhere (it is pickled by its name).
+"""Runs the jobs of a sweep. Hydra's launchers call `job`, on this machine or another (it is pickled by its name).
 
-A job finds its resolved configuration in the sweep's scratch folder; what Hydra composed for it is not used.
+A job reads its resolved configuration from the sweep's scratch folder; it does not use the one that Hydra composed.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from bnn_runner.errors import Interrupted, RunFailed, UserError
 from bnn_runner.runs.status import set_status, status_of
 from bnn_runner.runtime.exit_codes import print_errors
 from bnn_runner.sweeps.allocator import keep_freed_memory
-from bnn_runner.sweeps.child_process import run_apart
+from bnn_runner.sweeps.child_process import run_in_child
 from bnn_runner.sweeps.plan import Loader
 from bnn_runner.sweeps.scratch_files import Member, SweepState, read_job, read_outcomes, write_outcome
 
 Outcome = dict[str, Any]
 """How one job ended, as plain values: number, overrides, cells, status and message.
 
-`printed` says that the message is on the screen already, `broken` that what ended one job ended all that ran with it.
+`printed`: whether the message is on the screen already. `broken`: whether the same problem ended all jobs that ran
+together.
 """
 
 
 def job(config: DictConfig) -> None:
-    """Run one job of a sweep, or several as lanes, and leave the outcomes in the job's scratch folder.
+    """Runs one job of a sweep, or several as lanes, and writes the outcomes to the job's scratch folder.
 
-    Nothing but a request to stop leaves this function, so that a sweep continues.
+    Only a stop request raises, so that a failed job does not end the sweep.
     """
     del config
     hydra: Any = HydraConfig.get()
@@ -49,16 +50,23 @@ def job(config: DictConfig) -> None:
     added = [s.path for s in hydra.runtime.config_sources if s.provider == "command-line"]
     config_dir = Path(added[0]) if added else None
     overrides = list(hydra.overrides.task)
-    ticket = Ticket(overrides, int(hydra.job.num), folder, Path(hydra.sweep.dir), config_dir, start)
-    if asked := carry_out(ticket):
-        _pass_back(asked)
+    spec = JobSpec(overrides, int(hydra.job.num), folder, Path(hydra.sweep.dir), config_dir, start)
+    if stop_signal := run_job(spec):
+        _forward_stop(stop_signal)
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """A job of a sweep as it travels: overrides, number, its scratch folder and the sweep's, and where it was typed.
+class JobSpec:
+    """A job of a sweep, as plain values that can be sent to another process or machine.
 
-    `environment` is added to that of the process that runs it.
+    Attributes:
+        overrides: Its overrides.
+        number: Its number in the sweep.
+        folder: Its scratch folder.
+        sweep: The scratch folder of the sweep.
+        config_dir: The folder given as --config-dir.
+        start: The folder in which the command was typed.
+        environment: Variables to add to the environment of its process.
     """
 
     overrides: list[str]
@@ -70,41 +78,41 @@ class Ticket:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def carry_out(ticket: Ticket) -> int:
-    """Run a job of a sweep and leave its outcomes in its folder; the signal that asked to stop (or 0)."""
-    outcomes, asked = _outcomes(ticket)
-    write_outcome(ticket.folder, outcomes)
-    return asked
+def run_job(spec: JobSpec) -> int:
+    """Runs a job of a sweep and writes its outcomes to its folder. Returns the stop signal (0: none)."""
+    outcomes, stop_signal = _run_job(spec)
+    write_outcome(spec.folder, outcomes)
+    return stop_signal
 
 
-def _outcomes(ticket: Ticket) -> tuple[list[Outcome], int]:
-    """The outcomes of a job's members, and the signal that asked to stop (or 0)."""
-    number, sweep = ticket.number, ticket.sweep
+def _run_job(spec: JobSpec) -> tuple[list[Outcome], int]:
+    """Runs the members of a job. Returns their outcomes, and the stop signal (0: none)."""
+    number, sweep = spec.number, spec.sweep
     state = SweepState.read(sweep)
-    members = read_job(sweep, number) or [Member(number, ticket.overrides)]
-    ended_badly = ("failed", "usage error")
-    if state is not None and state.fail_fast and any(o["status"] in ended_badly for o in read_outcomes(sweep)):
+    members = read_job(sweep, number) or [Member(number, spec.overrides)]
+    failures = ("failed", "usage error")
+    if state is not None and state.fail_fast and any(o["status"] in failures for o in read_outcomes(sweep)):
         skipped = {"status": "not run", "message": "another job failed (fail_fast=true)", "printed": False}
-        return [m.described() | skipped for m in members], 0
+        return [m.identity() | skipped for m in members], 0
     count = os.environ.get("BNN_RUN_JOBS", "?") if state is None else len(state.groups)
-    shown = " ... ".join(dict.fromkeys(m.described()["overrides"] for m in (members[0], members[-1])))
+    shown = " ... ".join(dict.fromkeys(m.identity()["overrides"] for m in (members[0], members[-1])))
     print(f"\n[{number + 1}/{count}] {shown}", file=sys.stderr, flush=True)
-    outcomes, asked = apart(members, ticket)
-    if len(members) > 1 and not asked and any(o.get("broken") for o in outcomes):
-        print(f"bnn-run: {len(members)} jobs that ran as one failed; each now runs by itself", file=sys.stderr)
+    outcomes, stop_signal = run_members_in_child(members, spec)
+    if len(members) > 1 and not stop_signal and any(o.get("broken") for o in outcomes):
+        print(f"bnn-run: {len(members)} jobs that ran together failed; running them one by one", file=sys.stderr)
         outcomes = []
         for member in members:
-            own, asked = apart([member], ticket)
-            outcomes += own
-            if asked:
+            member_outcomes, stop_signal = run_members_in_child([member], spec)
+            outcomes += member_outcomes
+            if stop_signal:
                 break
-    return outcomes, asked
+    return outcomes, stop_signal
 
 
-def _pass_back(number: int) -> None:
-    """A signal that asked us to stop, to whom it was meant for: a scheduler's handler, which requeues, or the sweep."""
+def _forward_stop(number: int) -> None:
+    """Forwards a stop signal: to the scheduler's handler in this process, which requeues the job, or to the sweep."""
     if number == signal.SIGTERM and requeued_by_slurm():
-        raise SystemExit(0)  # without a result, which a launcher would take for the last
+        raise SystemExit(0)  # without a result, which a launcher would take as final
     handler = signal.getsignal(number)
     if callable(handler) and handler is not signal.default_int_handler:
         os.kill(os.getpid(), number)
@@ -114,48 +122,52 @@ def _pass_back(number: int) -> None:
 
 def requeued_by_slurm() -> bool:
     """Whether this process belongs to a job that Slurm is about to run again."""
-    name = os.environ.get("SLURM_JOB_ID")
-    if name is None:
+    job_id = os.environ.get("SLURM_JOB_ID")
+    if job_id is None:
         return False
     try:
-        shown = subprocess.run(
-            ["scontrol", "show", "job", name], capture_output=True, text=True, timeout=10, check=True
+        result = subprocess.run(
+            ["scontrol", "show", "job", job_id], capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return False
-    restarts = re.search(r"\bRestarts=(\d+)", shown.stdout)
+    restarts = re.search(r"\bRestarts=(\d+)", result.stdout)
     return restarts is not None and int(restarts[1]) > int(os.environ.get("SLURM_RESTART_COUNT", 0))
 
 
-def apart(members: Sequence[Member], ticket: Ticket) -> tuple[list[Outcome], int]:
-    """Run members in a process of their own: their outcomes, whatever ended it, and the signal that asked to stop."""
+def run_members_in_child(members: Sequence[Member], spec: JobSpec) -> tuple[list[Outcome], int]:
+    """Runs members together in their own process.
+
+    Returns:
+        Their outcomes, however the process ended, and the stop signal (0: none).
+    """
     with tempfile.TemporaryDirectory(prefix="bnn-run-") as scratch:
         result = Path(scratch) / "result.json"
-        arguments = result, list(members), ticket.config_dir, ticket.start
-        code, asked = run_apart(_run_into, *arguments, environment=ticket.environment)
+        arguments = result, list(members), spec.config_dir, spec.start
+        code, stop_signal = run_in_child(_run_and_write, *arguments, environment=spec.environment)
         if result.exists():
             outcomes: list[Outcome] = json.loads(result.read_text(encoding="utf-8"))
         else:
-            stopped = bool(asked or code > 128)
+            stopped = bool(stop_signal or code > 128)
             status = "interrupted" if stopped else "failed"
-            outcome = {"status": status, "message": _ended(code), "printed": False, "broken": not stopped}
-            outcomes = [m.described() | outcome for m in members]
+            outcome = {"status": status, "message": _describe_exit(code), "printed": False, "broken": not stopped}
+            outcomes = [m.identity() | outcome for m in members]
     if len(members) == 1 or not any(o.get("broken") for o in outcomes):
         for outcome in outcomes:
-            _mark(outcome)
-    return outcomes, asked
+            _mark_failed(outcome)
+    return outcomes, stop_signal
 
 
-def _ended(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
-        return f"the process of the run ended by itself with code {code}"
+        return f"the process of the run exited with code {code}"
     name = signal.Signals(-code).name
     hint = ": did it run out of memory?" if name == "SIGKILL" else ""
-    return f"the process of the run was ended by {name}{hint}"
+    return f"the process of the run was killed by {name}{hint}"
 
 
-def _mark(outcome: Outcome) -> None:
-    """FAILED in cells that the run itself could not mark."""
+def _mark_failed(outcome: Outcome) -> None:
+    """Writes FAILED in the cells of a failed job that the job itself could not mark."""
     if outcome["status"] == "failed":
         for cell in map(Path, outcome["cells"]):
             if status_of(cell) == "open":
@@ -163,7 +175,7 @@ def _mark(outcome: Outcome) -> None:
                     set_status(cell, "failed", f"{outcome['message']}\n\n{outcome.get('traceback', '')}")
 
 
-def _run_into(result: Path, members: list[Member], config_dir: Path | None, start: Path) -> None:
+def _run_and_write(result: Path, members: list[Member], config_dir: Path | None, start: Path) -> None:
     outcomes = run_members(members, config_dir, start)
     partial = result.with_suffix(".tmp")
     partial.write_text(json.dumps(outcomes), encoding="utf-8")
@@ -171,31 +183,34 @@ def _run_into(result: Path, members: list[Member], config_dir: Path | None, star
 
 
 def run_members(members: Sequence[Member], config_dir: Path | None, start: Path) -> list[Outcome]:
-    """Run the members' experiments together; the outcome of each.
+    """Runs the experiments of members together. Returns the outcome of each.
 
-    A member that another sweeper planned has no configuration yet: its overrides are resolved here.
+    If another sweeper planned the jobs, the members have no configuration yet; their overrides are resolved here.
     """
 
     def configs() -> list[RunConfig]:
         loader = Loader(config_dir, start)
         return [loader.load(m.overrides) if m.config is None else RunConfig.from_text(m.config) for m in members]
 
-    return run_configs(configs, [m.described() for m in members], estimated=False)
+    return run_configs(configs, [m.identity() for m in members], estimated=False)
 
 
 def run_configs(
-    configs: Callable[[], Sequence[RunConfig]], described: Sequence[Outcome], estimated: bool
+    configs: Callable[[], Sequence[RunConfig]], identities: Sequence[Outcome], estimated: bool
 ) -> list[Outcome]:
-    """Build and run experiments together; the outcome of each, whatever ends them.
+    """Builds and runs experiments together. Raises nothing: every error becomes an outcome.
 
     Args:
-        configs: gives the resolved configurations.
-        described: what is known of each outcome before.
-        estimated: whether a run says what it will take.
+        configs: Returns the resolved configurations.
+        identities: The fields of each outcome that are known in advance.
+        estimated: Whether to estimate and print the duration of the run.
+
+    Returns:
+        The outcome of each experiment.
     """
 
-    def all_of_them(status: str, message: str, printed: bool, **more: Any) -> list[Outcome]:
-        return [{**d, "status": status, "message": message, "printed": printed, **more} for d in described]
+    def same_for_all(status: str, message: str, printed: bool, **more: Any) -> list[Outcome]:
+        return [{**i, "status": status, "message": message, "printed": printed, **more} for i in identities]
 
     keep_freed_memory()
     try:
@@ -205,27 +220,27 @@ def run_configs(
         experiments: list[Experiment] = []
         for config in configs():
             experiments.append(build_experiment(config, experiments[-1] if experiments else None))
-        ended = runner.run_together(experiments, estimated=estimated)
+        outcomes = runner.run_together(experiments, estimated=estimated)
         return [
-            {**d, "status": o.status, "message": o.message, "printed": False, "cells": [str(c) for c in o.cells]}
-            for d, o in zip(described, ended, strict=True)
+            {**i, "status": o.status, "message": o.message, "printed": False, "cells": [str(c) for c in o.cells]}
+            for i, o in zip(identities, outcomes, strict=True)
         ]
     except UserError as error:
         print_errors(error, "this was not run")
-        return all_of_them("usage error", error.problems[0] if error.problems else "", True, broken=True)
+        return same_for_all("usage error", error.problems[0] if error.problems else "", True, broken=True)
     except RunFailed as error:
-        return all_of_them("failed", str(error), False, broken=True)
+        return same_for_all("failed", str(error), False, broken=True)
     except Interrupted as error:
         if str(error):
             print(f"bnn-run: {error}", file=sys.stderr)
-        return all_of_them("interrupted", str(error), True)
+        return same_for_all("interrupted", str(error), True)
     except KeyboardInterrupt:
-        return all_of_them("interrupted", "interrupted", True)
+        return same_for_all("interrupted", "interrupted", True)
     except SystemExit as error:
         message = f"something in the run called exit({error.code!r})"
-        return all_of_them("failed", message, False, broken=True, traceback=traceback.format_exc())
+        return same_for_all("failed", message, False, broken=True, traceback=traceback.format_exc())
     except Exception as error:
         traceback.print_exc()
-        first = (str(error).splitlines() or [""])[0]
-        message = f"{type(error).__name__}: {first}"
-        return all_of_them("failed", message, True, broken=True, traceback=traceback.format_exc())
+        first_line = (str(error).splitlines() or [""])[0]
+        message = f"{type(error).__name__}: {first_line}"
+        return same_for_all("failed", message, True, broken=True, traceback=traceback.format_exc())

@@ -1,6 +1,6 @@
-"""Launchers of our own: one process after the other, several at once (joblib), and a cluster of Ray.
+"""The launchers of this package: one process after the other, several in parallel (joblib), and a Ray cluster.
 
-A job travels as plain values (`Ticket`), so that where it runs needs nothing of Hydra's state.
+A job is sent as plain values (`JobSpec`), so it needs no state of Hydra where it runs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from bnn_runner.errors import UserError
-from bnn_runner.sweeps.child_process import passing_on
-from bnn_runner.sweeps.job import Ticket, carry_out
+from bnn_runner.sweeps.child_process import forward_signals
+from bnn_runner.sweeps.job import JobSpec, run_job
 
 
 class SerialLauncher(Launcher):
-    """One job after the other, each in a process of its own. Unlike Hydra's own launcher it composes nothing."""
+    """Runs one job after the other, each in its own process. Unlike Hydra's launcher, it does not compose again."""
 
     def __init__(self) -> None:
         self.config: DictConfig | None = None
@@ -32,19 +32,19 @@ class SerialLauncher(Launcher):
         self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs; a request to stop ends the sweep once the running job has saved its state."""
+        """Runs the jobs. A stop request ends the sweep after the running job has saved its state."""
         assert self.config is not None
-        for ticket in _tickets(self.config, job_overrides, initial_job_idx):
-            if carry_out(ticket):
+        for spec in _job_specs(self.config, job_overrides, initial_job_idx):
+            if run_job(spec):
                 raise KeyboardInterrupt
-        return _all_left(job_overrides)
+        return _job_returns(job_overrides)
 
 
 class WorkersLauncher(Launcher):
-    """Up to `n_jobs` jobs at once (-1 is one a processor), each in a process of its own.
+    """Runs up to `n_jobs` jobs in parallel (-1: one per processor), each in its own process.
 
-    A job sees one of `gpus` only, numbered as CUDA_VISIBLE_DEVICES numbers them, and no other job
-    has that one meanwhile; one that is listed twice takes two jobs at once.
+    With `gpus` (numbers as in CUDA_VISIBLE_DEVICES), each job sees one GPU that no other job uses at the same time. A
+    GPU that is listed twice runs two jobs at a time.
     """
 
     def __init__(self, n_jobs: int, gpus: Sequence[int | str] | None):
@@ -62,41 +62,41 @@ class WorkersLauncher(Launcher):
         self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs; after a request to stop no further one starts."""
+        """Runs the jobs. After a stop request no further job starts."""
         from joblib import Parallel, delayed, effective_n_jobs
 
         assert self.config is not None
-        at_once = effective_n_jobs(self.n_jobs)
-        free: SimpleQueue[dict[str, str]] = SimpleQueue()
+        workers = effective_n_jobs(self.n_jobs)
+        free_slots: SimpleQueue[dict[str, str]] = SimpleQueue()
         if self.gpus is not None:
-            at_once = len(self.gpus) if self.n_jobs < 0 else min(at_once, len(self.gpus))
-        for slot in range(at_once):
-            free.put({} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": self.gpus[slot]})
+            workers = len(self.gpus) if self.n_jobs < 0 else min(workers, len(self.gpus))
+        for slot in range(workers):
+            free_slots.put({} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": self.gpus[slot]})
 
-        with passing_on() as watch:
+        with forward_signals() as signals:
 
-            def one(ticket: Ticket) -> None:
-                own = free.get()
+            def run_one(spec: JobSpec) -> None:
+                environment = free_slots.get()
                 try:
-                    if not watch.asked:
-                        ticket.environment.update(own)
-                        carry_out(ticket)
+                    if not signals.received:
+                        spec.environment.update(environment)
+                        run_job(spec)
                 finally:
-                    free.put(own)
+                    free_slots.put(environment)
 
-            tickets = _tickets(self.config, job_overrides, initial_job_idx)
-            # Threads of this process wait for the jobs, whose processes come from one server.
-            Parallel(n_jobs=at_once, backend="threading", batch_size=1)(delayed(one)(t) for t in tickets)
-        if watch.asked:
+            specs = _job_specs(self.config, job_overrides, initial_job_idx)
+            # Threads of this process wait for the jobs; all processes are forked from one server.
+            Parallel(n_jobs=workers, backend="threading", batch_size=1)(delayed(run_one)(s) for s in specs)
+        if signals.received:
             raise KeyboardInterrupt
-        return _all_left(job_overrides)
+        return _job_returns(job_overrides)
 
 
 class RayLauncher(Launcher):
-    """Each job is a task of Ray, on the cluster at `address` or on a Ray of `cpus` processors that is started here.
+    """Runs each job as a Ray task, on the cluster at `address`, or on a Ray with `cpus` processors started here.
 
-    A job takes `cpus_per_job` processors and sees `gpus_per_job` GPUs. The cluster's machines must
-    share the output folder, the data and the code.
+    A job takes `cpus_per_job` processors and sees `gpus_per_job` GPUs. The machines of a cluster must share the output
+    folder, the data and the code.
     """
 
     def __init__(self, address: str | None, cpus: int | None, cpus_per_job: float, gpus_per_job: float):
@@ -105,10 +105,10 @@ class RayLauncher(Launcher):
         self.config: DictConfig | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Raises `UserError` where Ray is not installed."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # two jobs that say the same both say it
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # no GPU asked for is none seen
+        """Imports Ray. Raises `UserError` if it is not installed."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # show the same line of several jobs for each of them
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # a job without GPUs sees none
         try:
             self.ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError as error:
@@ -116,49 +116,52 @@ class RayLauncher(Launcher):
         self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs; on a request to stop, running ones save their state first."""
+        """Runs the jobs. After a stop request, running jobs save their state first."""
         assert self.config is not None
         ray = self.ray
         if not ray.is_initialized():  # it ends with this process
-            here = {} if self.address else {"num_cpus": self.cpus, "include_dashboard": False}
+            local = {} if self.address else {"num_cpus": self.cpus, "include_dashboard": False}
             try:
-                ray.init(address=self.address or "local", logging_level="ERROR", **here)
+                ray.init(address=self.address or "local", logging_level="ERROR", **local)
             except (ConnectionError, ValueError) as error:
-                raise UserError(f"Could not reach Ray at hydra.launcher.address={self.address} ({error}).") from error
-        remote = ray.remote(**self.per_job)(carry_out)
-        tickets = _tickets(self.config, job_overrides, initial_job_idx)
-        waiting = [remote.options(name=f"job {t.number + 1}").remote(t) for t in tickets]
+                raise UserError(
+                    f"Could not reach Ray at hydra.launcher.address={self.address} ({error}). Start the cluster, or "
+                    "use address=null for a Ray on this machine."
+                ) from error
+        remote = ray.remote(**self.per_job)(run_job)
+        specs = _job_specs(self.config, job_overrides, initial_job_idx)
+        pending = [remote.options(name=f"job {s.number + 1}").remote(s) for s in specs]
         problems = []
-        with passing_on() as watch:
-            while waiting:
-                told = len(watch.asked)
-                ended, waiting = ray.wait(waiting, timeout=0.5)
-                for task in ended:
+        with forward_signals() as signals:
+            while pending:
+                signals_before = len(signals.received)
+                finished, pending = ray.wait(pending, timeout=0.5)
+                for task in finished:
                     try:
                         ray.get(task)
                     except ray.exceptions.RayError as error:
                         problems.append(error)
-                if len(watch.asked) > told:
-                    for task in waiting:
+                if len(signals.received) > signals_before:
+                    for task in pending:
                         ray.cancel(task)
-        if watch.asked:
+        if signals.received:
             raise KeyboardInterrupt
         if problems:
             raise problems[0]
-        return _all_left(job_overrides)
+        return _job_returns(job_overrides)
 
 
-def _tickets(config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> list[Ticket]:
+def _job_specs(config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobSpec]:
     hydra = config.hydra
     added = [s.path for s in hydra.runtime.config_sources if s.provider == "command-line"]
     sweep, start = Path(str(hydra.sweep.dir)), Path(str(hydra.runtime.cwd))
     environment = {str(k): str(v) for k, v in hydra.job.env_set.items()}
     return [
-        Ticket(list(o), n, sweep / str(n), sweep, Path(added[0]) if added else None, start, dict(environment))
+        JobSpec(list(o), n, sweep / str(n), sweep, Path(added[0]) if added else None, start, dict(environment))
         for n, o in enumerate(job_overrides, first)
     ]
 
 
-def _all_left(job_overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """What Hydra expects of jobs that have ended; their outcomes are in files."""
+def _job_returns(job_overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
+    """The return values that Hydra expects; the actual outcomes are in files."""
     return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED) for o in job_overrides]

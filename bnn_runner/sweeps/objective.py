@@ -1,7 +1,7 @@
-"""The score that a search goes by: named on the command line, found among the scores that an experiment will have.
+"""The objective of a search: the score that `objective=` names, found among the scores of an experiment.
 
-Metrics are pure functions of an Evaluation, so that a small made-up one tells which scores there will be, and
-which direction is better, before anything is trained.
+Metrics are pure functions of an `Evaluation`. So a small random one shows, before anything is trained, which scores the
+experiment has and which direction is better.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Objective:
 
     @property
     def name(self) -> str:
-        """As it is typed: `val/marginal_loglik`, `test/joint_loglik_tau10`."""
+        """The name as typed: `val/marginal_loglik`, `test/joint_loglik_tau10`."""
         return _name(self.column)
 
     def read(self, cell: Path) -> float:
-        """The score of a cell; NaN where it has none (unfinished, n/a)."""
-        found = read_cell(cell).main_scores.get(self.column)
-        return float("nan") if found is None or found.status == "n/a" else found.value
+        """Returns the score of a cell; NaN if it has none (unfinished, n/a)."""
+        score = read_cell(cell).main_scores.get(self.column)
+        return float("nan") if score is None or score.status == "n/a" else score.value
 
 
 def _name(column: Column) -> str:
@@ -45,15 +45,20 @@ def _name(column: Column) -> str:
 
 
 def find_objective(text: str, experiment: Experiment) -> Objective:
-    """The objective that `text` names among the experiment's scores. Raises `UserError` with those there are."""
+    """Returns the objective that `text` names.
+
+    Raises:
+        UserError: If the experiment has no such score (the message lists its scores), or the score has no better
+            direction.
+    """
     split = text.rpartition("/")[0]
     if not split:
         raise UserError(f"objective must be split/score; got {text}. Write objective=val/{text}.")
-    scores = [s for metric in experiment.metrics.values() for s in metric(_made_up(experiment, split), 0)]
+    scores = [s for metric in experiment.metrics.values() for s in metric(_example_evaluation(experiment, split), 0)]
     better = {_name(c): (c, s.better) for s in scores if (c := _column(s)) is not None}
     if text not in better:
         ranked = {name: column for name, (column, direction) in better.items() if direction}
-        listed = {(c.metric, c.split): name for name, c in reversed(ranked.items())}.values()  # one block size of many
+        listed = {(c.metric, c.split): name for name, c in reversed(ranked.items())}.values()  # only one block size
         no_val = split == "val" and experiment.data.spec().val_fraction == 0
         why = " There is no validation part: set data.val_fraction above 0." if no_val else ""
         raise UserError(
@@ -70,8 +75,8 @@ def _column(score: Score) -> Column | None:
     return None if is_companion(score.metric) else Column(score.metric, score.split, score.tau, score.kappa)
 
 
-def _made_up(experiment: Experiment, split: str) -> Evaluation:
-    """An evaluation of the experiment's kind, of a few points and draws, with the asked-for split where it may be."""
+def _example_evaluation(experiment: Experiment, split: str) -> Evaluation:
+    """A random evaluation of the experiment's kind with a few points and draws; has `split` if the data may have it."""
     spec = experiment.data.spec()
     names = ["test", *(["val"] if spec.val_fraction > 0 else [])]
     names += [split] if split.startswith(("ood/", "shift/")) else []

@@ -1,7 +1,7 @@
-"""A sweeper that searches: Optuna proposes hyperparameters, our cells are the trials, `objective=` is what counts.
+"""The sweeper hydra/sweeper=optuna: Optuna proposes hyperparameters, cells are the trials, `objective=` is optimised.
 
-The study lies in a file below the output folder, known by what defines it, so that the same command goes on with
-one that was killed, and a higher number of trials goes on from fewer.
+The study is a file in the output folder, named by a hash of what defines the search. So the same command resumes a
+search that was killed, and a larger number of trials resumes a finished one.
 """
 
 from __future__ import annotations
@@ -32,15 +32,26 @@ if TYPE_CHECKING:
     from bnn_runner.sweeps.objective import Objective
 
 RETRIED = "retry_of"
-"""What a trial says of the failed one whose place it takes."""
+"""Attribute of a trial that replaces a failed one: the number of the failed trial."""
 SamplerName = Literal["tpe", "gp", "random"]
 
 
 class StudySweeper(Sweeper):
-    """Searches the swept keys for the best objective; a trial is the mean over the seeds and splits asked for.
+    """Searches the swept keys for the best objective. The value of a trial is the mean over all seeds and splits.
 
-    `trials` in all, `at_once` proposed before the first of them is known; `sampler` proposes, the first
-    `startup` of them at random. What trial n is depends on `seed`, n and the trials before, not on stops between.
+    Trial n depends only on `seed`, n and the earlier trials, not on interruptions.
+
+    Args:
+        trials: Total number of trials.
+        at_once: Number of trials that are proposed at a time.
+        sampler: How values are proposed.
+        startup: Number of first trials, proposed at random.
+        seed: Seed of the proposals.
+        max_lanes: Largest number of jobs that are trained together.
+        params: {key: values} to search in addition to the typed ones.
+
+    Raises:
+        UserError: If a value is out of range.
     """
 
     def __init__(
@@ -67,7 +78,7 @@ class StudySweeper(Sweeper):
         self.rounds: Rounds | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Raises `UserError` where Optuna is not installed or no objective is given."""
+        """Imports Optuna and prepares the launcher. Raises `UserError` without Optuna or without an objective."""
         try:
             self.optuna: Any = importlib.import_module("optuna")
         except ModuleNotFoundError as error:
@@ -82,65 +93,65 @@ class StudySweeper(Sweeper):
         self.rounds = Rounds(hydra_context, task_function, config, self.max_lanes)
 
     def sweep(self, arguments: list[str]) -> None:
-        """Search. Raises `UserError` for a search that has no space, or no such objective."""
+        """Runs the search. Raises `UserError` if no key is searched or the objective does not exist."""
         assert self.rounds is not None
         space = read_space(self.rounds.parse(self.params, arguments), self.optuna.distributions)
         objective = self._objective(space)
         study, file = self._study(space, objective)
-        self._tell_start(space, objective, study, short_path(file))
-        self.rounds.launch(Plan((), (), retry_failed=False))  # for the summary, of a search that is over already too
+        self._print_start(space, objective, study, short_path(file))
+        self.rounds.launch(Plan((), (), retry_failed=False))  # the summary needs a plan, even if nothing is left to run
         if self.rounds.config.plan_only:
             return
         failed = False
-        if batch := self._failed(study, space):
+        if batch := self._failed_trials(study, space):
             plan = self._run(space, batch)
-            failed = plan.retry_failed and self._tell_results(study, space, objective, batch, plan, again=True)
-        while not (failed and self.rounds.config.fail_fast) and (batch := self._next(study, space)):
-            failed = self._tell_results(study, space, objective, batch, self._run(space, batch))
+            failed = plan.retry_failed and self._record_results(study, space, objective, batch, plan, retried=True)
+        while not (failed and self.rounds.config.fail_fast) and (batch := self._next_trials(study, space)):
+            failed = self._record_results(study, space, objective, batch, self._run(space, batch))
         if failed and self.rounds.config.fail_fast:
             print("search: a trial failed (fail_fast=true)", file=sys.stderr)
-        self._tell_best(study, space, objective)
+        self._print_best(study, space, objective)
 
     def _run(self, space: Space, batch: Sequence[tuple[int, dict[str, Any]]]) -> Plan:
-        """Run what is not finished of these trials' jobs."""
+        """Runs the unfinished jobs of these trials."""
         assert self.rounds is not None
         plan = self.rounds.plan([point for _, params in batch for point in space.points(params)])
         self.rounds.launch(plan)
         return plan
 
-    def _failed(self, study: Any, space: Space) -> list[tuple[int, dict[str, Any]]]:
-        """Number and values of trials that an earlier command left without a value."""
-        mended = {t.user_attrs.get(RETRIED) for t in study.trials}
-        ended = study.get_trials(states=[self.optuna.trial.TrialState.FAIL])
-        whole = [t for t in ended if t.params.keys() == space.searched.keys()]
-        return [(t.number, t.params) for t in whole if t.number not in mended]
+    def _failed_trials(self, study: Any, space: Space) -> list[tuple[int, dict[str, Any]]]:
+        """Number and values of the failed trials of earlier commands that no other trial replaces."""
+        replaced = {t.user_attrs.get(RETRIED) for t in study.trials}
+        failed = study.get_trials(states=[self.optuna.trial.TrialState.FAIL])
+        proposed = [t for t in failed if t.params.keys() == space.searched.keys()]
+        return [(t.number, t.params) for t in proposed if t.number not in replaced]
 
     def _objective(self, space: Space) -> Objective:
         from bnn_runner.experiment import load_experiment
         from bnn_runner.sweeps.objective import find_objective
 
         assert self.rounds is not None
-        example = space.points({name: _first(d) for name, d in space.searched.items()})[0]
+        example = space.points({name: _first_value(d) for name, d in space.searched.items()})[0]
         experiment = load_experiment(example, self.rounds.config_dir, self.rounds.start)
         return find_objective(str(self.rounds.config.objective), experiment)
 
     def _study(self, space: Space, objective: Objective) -> tuple[Any, Path]:
-        """The study of this search, new or from its file, and the file."""
+        """Opens or creates the study of this search. Returns it and its file."""
         assert self.rounds is not None
-        what = [space.described(), objective.name, self.sampler, self.startup, self.seed, self.at_once]
+        identity = [space.identity(), objective.name, self.sampler, self.startup, self.seed, self.at_once]
         folder = self.rounds.output_dir / "studies"
         if not self.rounds.config.plan_only:
             folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{objective.name.replace('/', '-')}-{digest(what)[:8]}.db"
-        there = file.exists() or not self.rounds.config.plan_only
+        file = folder / f"{objective.name.replace('/', '-')}-{digest(identity)[:8]}.db"
+        on_disk = file.exists() or not self.rounds.config.plan_only
         try:
             study = self.optuna.create_study(
-                storage=f"sqlite:///{file}" if there else None,
+                storage=f"sqlite:///{file}" if on_disk else None,
                 study_name="bnn-run",
                 direction="maximize" if objective.better == "higher" else "minimize",
                 load_if_exists=True,
             )
-        except Exception as error:  # whatever the data base behind Optuna raises
+        except Exception as error:  # the database behind Optuna raises errors of any kind
             reason = (str(error).splitlines() or [""])[0]
             raise UserError(
                 f"Could not open the study {file} ({type(error).__name__}: {reason}). Remove the file to start "
@@ -148,18 +159,18 @@ class StudySweeper(Sweeper):
             ) from error
         return study, file
 
-    def _next(self, study: Any, space: Space) -> list[tuple[int, dict[str, Any]]]:
-        """Number and values of the trials to run now: those that an earlier command left open, then new ones."""
+    def _next_trials(self, study: Any, space: Space) -> list[tuple[int, dict[str, Any]]]:
+        """Number and values of the next trials: those that an earlier command left running, then new ones."""
         running = study.get_trials(states=[self.optuna.trial.TrialState.RUNNING])
         batch = [(t.number, t.params) for t in running if t.params.keys() == space.searched.keys()]
         for trial in running:
-            if trial.params.keys() != space.searched.keys():  # killed between being begun and being proposed
+            if trial.params.keys() != space.searched.keys():  # killed before its values were proposed
                 study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
-        begun = sum(RETRIED not in t.user_attrs for t in study.trials)
-        end = begun + -begun % self.at_once  # of the round that was cut
-        if not batch and end == begun:
+        started = sum(RETRIED not in t.user_attrs for t in study.trials)
+        end = started + -started % self.at_once  # the end of an interrupted round
+        if not batch and end == started:
             end += self.at_once
-        for number in range(begun, min(end, self.trials)):
+        for number in range(started, min(end, self.trials)):
             study.sampler = self._sampler(number)
             trial = study.ask(space.searched)
             batch.append((trial.number, trial.params))
@@ -176,41 +187,39 @@ class StudySweeper(Sweeper):
             return samplers.GPSampler(seed=seed, n_startup_trials=self.startup)
         return samplers.TPESampler(seed=seed, n_startup_trials=self.startup)
 
-    def _tell_start(self, space: Space, objective: Objective, study: Any, file: str) -> None:
+    def _print_start(self, space: Space, objective: Objective, study: Any, file: str) -> None:
         ended = len(study.trials) - len(study.get_trials(states=[self.optuna.trial.TrialState.RUNNING]))
         lines = [
-            (
-                f"search: {objective.name} ({objective.better} is better), {self.trials} trials, {ended} done "
-                f"before: {file}"
-            )
+            f"search: {objective.name} ({objective.better} is better), {self.trials} trials, "
+            f"{ended} done before: {file}"
         ]
-        lines += [f"  {name}: {_in_words(d)}" for name, d in space.searched.items()]
+        lines += [f"  {name}: {_describe(d)}" for name, d in space.searched.items()]
         if space.averaged:
             lines.append(f"  each trial is a mean over {', '.join(space.averaged)} ({len(space.repeats)} jobs)")
         if objective.column.split == "test":
             lines.append(
-                "  note: a search on the test set biases the test scores of its result. Search by val/... instead."
+                "  note: a search on the test set biases the test scores of its result. Use objective=val/... instead."
             )
         print("\n".join(lines), file=sys.stderr)
 
-    def _tell_results(
+    def _record_results(
         self,
         study: Any,
         space: Space,
         objective: Objective,
         batch: Sequence[tuple[int, dict[str, Any]]],
         plan: Plan,
-        again: bool = False,
+        retried: bool = False,
     ) -> bool:
-        """Give the study what its trials came to; whether one of them came to nothing.
+        """Records the values of trials in the study and prints them. Returns whether a trial failed.
 
-        A trial that has ended stays as it is in the study: what one came to that is run `again` is a trial beside it.
+        Optuna does not allow changing a finished trial: the value of a `retried` one is added as a new trial.
         """
         failed = False
-        for place, (number, params) in enumerate(batch):
-            jobs = plan.jobs[place * len(space.repeats) : (place + 1) * len(space.repeats)]
+        for i, (number, params) in enumerate(batch):
+            jobs = plan.jobs[i * len(space.repeats) : (i + 1) * len(space.repeats)]
             values = [objective.read(cell) for job in jobs for cell in job.cells]
-            if again and values and all(map(math.isfinite, values)):
+            if retried and values and all(map(math.isfinite, values)):
                 create, attributes = self.optuna.trial.create_trial, {RETRIED: number}
                 mean = statistics.fmean(values)
                 study.add_trial(create(params=params, distributions=space.searched, value=mean, user_attrs=attributes))
@@ -224,7 +233,7 @@ class StudySweeper(Sweeper):
             print(f"trial {number}: {objective.name} = {shown}  {space.shown(params)}", file=sys.stderr)
         return failed
 
-    def _tell_best(self, study: Any, space: Space, objective: Objective) -> None:
+    def _print_best(self, study: Any, space: Space, objective: Objective) -> None:
         assert self.rounds is not None
         complete = study.get_trials(states=[self.optuna.trial.TrialState.COMPLETE])
         print(f"\nsearch: {len(study.trials)} trials, {len(complete)} with a value", file=sys.stderr)
@@ -240,10 +249,14 @@ class StudySweeper(Sweeper):
 
 @dataclass(frozen=True)
 class Space:
-    """What a search varies: `searched` keys with their distributions, and `repeats` of seeds and splits.
+    """What a search varies.
 
-    `fixed` overrides are every trial's. `prefixes` are the '+' signs that Hydra needs before a searched
-    key; `averaged` are the overrides that `repeats` expand.
+    Attributes:
+        fixed: Overrides of every trial.
+        searched: Key -> distribution.
+        prefixes: Key -> the '+' signs that Hydra requires before it.
+        averaged: Overrides of the seeds and splits over which a trial averages.
+        repeats: Their combinations, one for each job of a trial.
     """
 
     fixed: tuple[str, ...]
@@ -253,27 +266,36 @@ class Space:
     repeats: tuple[tuple[str, ...], ...]
 
     def points(self, params: Mapping[str, Any]) -> list[list[str]]:
-        """The jobs of a trial."""
-        chosen = [f"{self.prefixes[name]}{name}={value}" for name, value in params.items()]
-        return [[*self.fixed, *chosen, *repeat] for repeat in self.repeats]
+        """Returns the overrides of each job of a trial."""
+        proposed = [f"{self.prefixes[name]}{name}={value}" for name, value in params.items()]
+        return [[*self.fixed, *proposed, *repeat] for repeat in self.repeats]
 
     def command(self, params: Mapping[str, Any]) -> list[str]:
-        """Overrides that run a trial once more, as a person types them."""
+        """Returns the overrides of a trial as the user would type them."""
         words = [*self.fixed, *(f"{name}={value}" for name, value in params.items()), *self.averaged]
         return [text.lstrip("+") for text in words]
 
     def shown(self, params: Mapping[str, Any]) -> str:
+        """Returns the values of a trial for messages."""
         return " ".join(
             f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in params.items()
         )
 
-    def described(self) -> list[Any]:
-        """What tells this search from others."""
+    def identity(self) -> list[Any]:
+        """Returns what distinguishes this search from others."""
         return [list(self.fixed), {n: repr(d) for n, d in self.searched.items()}, [list(r) for r in self.repeats]]
 
 
 def read_space(parsed: Sequence[Override], distributions: Any) -> Space:
-    """The search that overrides describe. Raises `UserError` where nothing is swept, or not in a known way."""
+    """Reads what overrides search, fix and average over.
+
+    Args:
+        parsed: The overrides.
+        distributions: Optuna's module of distributions.
+
+    Raises:
+        UserError: If no key is searched, or a sweep is not supported.
+    """
     fixed, averaged, choices = [], [], []
     searched: dict[str, Any] = {}
     prefixes: dict[str, str] = {}
@@ -306,7 +328,7 @@ def read_space(parsed: Sequence[Override], distributions: Any) -> Space:
 
 
 def _distribution(override: Override, distributions: Any) -> Any:
-    """A key's values as Optuna has them: interval(a,b), of whole numbers where both are, range(...), or a choice."""
+    """Optuna's distribution of a key: interval(a,b) (of whole numbers if both bounds are), range(...), or a choice."""
     value = override.value()
     if isinstance(value, IntervalSweep):
         assert value.start is not None and value.end is not None
@@ -323,11 +345,11 @@ def _distribution(override: Override, distributions: Any) -> Any:
     return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
 
 
-def _first(distribution: Any) -> Any:
+def _first_value(distribution: Any) -> Any:
     return distribution.choices[0] if hasattr(distribution, "choices") else distribution.low
 
 
-def _in_words(distribution: Any) -> str:
+def _describe(distribution: Any) -> str:
     if hasattr(distribution, "choices"):
         return "one of " + ", ".join(map(str, distribution.choices))
     kind = "whole numbers" if isinstance(distribution.low, int) else "numbers"

@@ -1,7 +1,6 @@
-"""The plan of a sweep: each job's cells and their status, what is left to run, and which jobs run together as lanes.
+"""The plan of a sweep: the cells of each job, which jobs are left to run, and which of these run together as lanes.
 
-Nothing is trained and nothing is downloaded here. A job with an error in its settings stays in the plan, with the
-reasons.
+Planning trains nothing and downloads nothing. A job with a usage error stays in the plan, with the reasons.
 """
 
 from __future__ import annotations
@@ -17,22 +16,29 @@ from bnn_runner.config.keys import digest, metrics_digest, select
 from bnn_runner.config.run_config import RunConfig
 from bnn_runner.errors import UserError
 from bnn_runner.runs.status import facts_of, set_status, status_of
-from bnn_runner.sweeps.plan_cache import Entry, Memory, state_of
+from bnn_runner.sweeps.plan_cache import Entry, PlanCache, file_states
 
 if TYPE_CHECKING:
     from bnn_runner.experiment import Experiment
 
 JobStatus = Literal["done", "failed", "interrupted", "open", "usage error"]
 LANE_KEYS = ("seed", "data.split")
-"""Jobs that differ in nothing else may train as lanes."""
+"""Jobs that differ only in these keys may be trained as lanes."""
 
 
 @dataclass(frozen=True)
 class Job:
     """One point of the sweep.
 
-    `trainings` are digests of what shapes each network that it trains; jobs of one `lanes` text train faster at once.
-    `config` is its resolved configuration (`RunConfig.to_text`), where it had to be looked at in full.
+    Attributes:
+        number: Its number in the sweep.
+        overrides: Its overrides.
+        status: The status of its cells together.
+        cells: Folders of its cells.
+        problems: Messages for a usage error.
+        trainings: One digest for each network that it trains; equal digests mean the same network.
+        lanes: Jobs with the same text are trained together; None for a job that is trained alone.
+        config: Its resolved configuration (`RunConfig.to_text`); None for a job that was found in the cache.
     """
 
     number: int
@@ -46,30 +52,36 @@ class Job:
 
     @property
     def shown(self) -> str:
-        """The overrides as a person typed them."""
+        """The overrides as typed, for messages."""
         return " ".join(text.lstrip("+") for text in self.overrides) or "the default"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every job, and those that are to run in groups: of one, or of several that train as lanes."""
+    """The plan of a sweep.
+
+    Attributes:
+        jobs: All jobs.
+        groups: The jobs to run; a group of several is trained as lanes.
+        retry_failed: Whether jobs that failed before run again.
+    """
 
     jobs: tuple[Job, ...]
     groups: tuple[tuple[Job, ...], ...]
     retry_failed: bool
 
     def summary_lines(self) -> list[str]:
-        """The plan in lines for a person."""
-        running = [job for group in self.groups for job in group]
+        """Returns lines for the user."""
+        to_run = [job for group in self.groups for job in group]
         cells = {c for job in self.jobs for c in job.cells}
         lines = [f"sweep: {_count(len(self.jobs), 'job')}, {_count(len(cells), 'cell')}; {self._counts()}"]
-        needed = sum(len(job.trainings) for job in running)
-        different = len({t for job in running for t in job.trainings})
+        needed = sum(len(job.trainings) for job in to_run)
+        different = len({t for job in to_run for t in job.trainings})
         if needed > different:
             lines.append(f"trainings: {_count(needed, 'network')} needed, {different} of them different")
         for group in self.groups:
             if len(group) > 1:
-                lines.append(f"lanes: {len(group)} jobs run as one, {group[0].shown} ... {group[-1].shown}")
+                lines.append(f"lanes: {len(group)} jobs run together, {group[0].shown} ... {group[-1].shown}")
         return lines
 
     def _counts(self) -> str:
@@ -86,40 +98,60 @@ class Plan:
         return ", ".join(parts)
 
 
-Look = Callable[[Mapping[int, Sequence[str]], Path | None, Path, Memory, bool], dict[int, Job]]
+Inspect = Callable[[Mapping[int, Sequence[str]], Path | None, Path, PlanCache, bool], dict[int, Job]]
+"""`inspect_jobs`, or a function that calls it in another process."""
 
 
 def make_plan(
     points: Sequence[Sequence[str]],
     config_dir: Path | None,
     start: Path,
-    memory: Memory,
+    cache: PlanCache,
     retry_failed: bool,
     max_lanes: int,
-    look_only: bool = False,
-    look: Look | None = None,
+    read_only: bool = False,
+    inspect: Inspect | None = None,
 ) -> Plan:
-    """Plan the jobs that have these overrides; `look_only` leaves the disk as it is.
+    """Plans the jobs of a sweep.
 
-    What `memory` does not vouch for is looked into in full, by `look` (`look_into` here, or in another process).
+    Args:
+        points: The overrides of each job.
+        config_dir: The folder given as --config-dir.
+        start: The folder to which relative paths refer.
+        cache: Jobs with an entry there are finished; all others are inspected.
+        retry_failed: Whether failed jobs run again.
+        max_lanes: Largest number of jobs that are trained together.
+        read_only: Whether to leave the disk unchanged.
+        inspect: Inspects jobs; `inspect_jobs` by default.
     """
     jobs: dict[int, Job] = {}
     for number, point in enumerate(points):
-        if (entry := memory.recall(point)) is not None:
+        if (entry := cache.get(point)) is not None:
             jobs[number] = Job(number, tuple(point), "done", tuple(map(Path, entry.cells)))
     if rest := {number: point for number, point in enumerate(points) if number not in jobs}:
-        jobs |= (look or look_into)(rest, config_dir, start, memory, look_only)
+        jobs |= (inspect or inspect_jobs)(rest, config_dir, start, cache, read_only)
     ordered = tuple(jobs[number] for number in range(len(points)))
-    runs = [j for j in ordered if j.status in ("open", "interrupted") or (retry_failed and j.status == "failed")]
-    return Plan(ordered, _groups(runs, max_lanes), retry_failed)
+    to_run = [j for j in ordered if j.status in ("open", "interrupted") or (retry_failed and j.status == "failed")]
+    return Plan(ordered, _groups(to_run, max_lanes), retry_failed)
 
 
-def look_into(
-    points: Mapping[int, Sequence[str]], config_dir: Path | None, start: Path, memory: Memory, look_only: bool
+def inspect_jobs(
+    points: Mapping[int, Sequence[str]], config_dir: Path | None, start: Path, cache: PlanCache, read_only: bool
 ) -> dict[int, Job]:
-    """The jobs of numbered points, each composed, built and compared with the cells on disk.
+    """Composes and builds each job, and compares it with the cells on disk.
 
-    Cells whose data have changed since are opened again, and what is found out is kept in `memory`.
+    Unless `read_only`, finished cells whose data have changed are opened again, and the results are stored in the
+    cache.
+
+    Args:
+        points: Number -> overrides of a job.
+        config_dir: The folder given as --config-dir.
+        start: The folder to which relative paths refer.
+        cache: Where results are stored.
+        read_only: Whether to leave the disk unchanged.
+
+    Returns:
+        Number -> job.
     """
     from bnn_runner.experiment import build_experiment
 
@@ -137,38 +169,38 @@ def look_into(
     changed = _changed_data(experiments)
     for number, experiment in experiments.items():
         jobs[number] = _job(number, runs[number], experiment, changed)
-        if not look_only:
+        if not read_only:
             for cell in changed.intersection(jobs[number].cells):
                 set_status(cell, "open", "")
             if not (experiment.pretrained or experiment.settings.force or experiment.settings.prepare):
-                memory.keep(points[number], _entry(experiment, jobs[number]))
+                cache.put(points[number], _entry(experiment, jobs[number]))
     return jobs
 
 
 @dataclass
 class Loader:
-    """Resolved configurations from overrides; of jobs that differ in their seed only two are composed by Hydra.
+    """Resolves overrides to configurations; of jobs that differ only in their seed, Hydra composes only two.
 
-    The second is compared with the first: whatever else depends on the seed is composed for every job.
+    The second is compared with the first. If they differ in more than the seed, every job is composed.
     """
 
     config_dir: Path | None
     start: Path
-    _models: dict[tuple[str, ...], tuple[RunConfig, bool]] = field(default_factory=dict)
+    _templates: dict[tuple[str, ...], tuple[RunConfig, bool]] = field(default_factory=dict)
 
     def load(self, overrides: Sequence[str]) -> RunConfig:
-        """Raises `UserError` with every problem."""
+        """Returns the resolved configuration. Raises `UserError` with all problems."""
         from bnn_runner.experiment import resolve_run
 
         seeds = [text for text in overrides if text.startswith("seed=") and text[5:].isdecimal()]
         others = tuple(text for text in overrides if text not in seeds)
-        first, agrees = self._models.get(others, (None, False))
-        if len(seeds) == 1 and first is not None and agrees:
+        first, confirmed = self._templates.get(others, (None, False))
+        if len(seeds) == 1 and first is not None and confirmed:
             return replace(first.changed({"seed": int(seeds[0][5:])}), typed=tuple(overrides))
         run = resolve_run(overrides, self.config_dir, self.start)
         if len(seeds) == 1:
             same = first is not None and first.changed({"seed": run.get("seed")}).tree == run.tree
-            self._models[others] = (run, same)
+            self._templates[others] = (run, same)
         return run
 
 
@@ -180,38 +212,34 @@ def _cells(experiment: Experiment) -> tuple[Path, ...]:
 
 def _job(number: int, run: RunConfig, experiment: Experiment, changed: set[Path]) -> Job:
     cells = _cells(experiment)
-    needed = [spec for spec in experiment.method.needs() if spec.trained and not experiment.pretrained]
-    shaping = select(experiment.config, "training")
+    specs = [spec for spec in experiment.method.needs() if spec.trained and not experiment.pretrained]
+    training_fields = select(experiment.config, "training")
     if experiment.training_rule is not None:
-        shaping |= {k: v for k, v in flatten(experiment.config).items() if k.startswith("hyper.")}
+        training_fields |= {k: v for k, v in flatten(experiment.config).items() if k.startswith("hyper.")}
     trainings = {
-        digest([shaping | {"seed": seed}, spec.member, list(spec.identity)])
+        digest([training_fields | {"seed": seed}, spec.member, list(spec.identity)])
         for seed in experiment.seeds
-        for spec in needed
+        for spec in specs
     }
     status: JobStatus = "open"
     statuses = {"open" if c in changed else status_of(c) for c in cells}
     if not experiment.settings.force and not experiment.settings.prepare:
         if statuses == {"done"}:
-            status = "done" if _entry_holds(experiment, cells) else "open"
+            status = "done" if _entry(experiment, Job(0, (), cells=cells)).is_valid() else "open"
         else:
             status = "failed" if "failed" in statuses else "interrupted" if "interrupted" in statuses else "open"
-    lanes = _lanes(experiment) if needed else None
+    lanes = _lanes(experiment) if specs else None
     return Job(number, run.typed, status, cells, (), frozenset(trainings), lanes, run.to_text())
 
 
 def _entry(experiment: Experiment, job: Job) -> Entry:
-    files = state_of(_data_files(experiment))
+    files = file_states(_data_files(experiment))
     cells = [str(c) for c in job.cells]
     return Entry(cells, metrics_digest(experiment.config), experiment.settings.save_posterior, files)
 
 
-def _entry_holds(experiment: Experiment, cells: tuple[Path, ...]) -> bool:
-    return _entry(experiment, Job(0, (), cells=cells)).holds()
-
-
 def _data_files(experiment: Experiment) -> list[str]:
-    """Files and folders that the data set is read from, as far as they can be told."""
+    """Files and folders from which the data set is read, as far as they are known."""
     from bnn_runner.data.sources import Published
 
     files = []
@@ -224,10 +252,10 @@ def _data_files(experiment: Experiment) -> list[str]:
 
 
 def _changed_data(experiments: dict[int, Experiment]) -> set[Path]:
-    """Finished cells of other data than there are now.
+    """Finished cells whose data have changed since.
 
-    One cell tells for all seeds of a data set, unless it does differ: then each is compared. Data that
-    cannot be read now are no reason to doubt a finished cell.
+    One cell is checked for all seeds of a data set; if its data have changed, all are checked. If the data are not
+    readable now, a finished cell stays finished.
     """
 
     def differs(experiment: Experiment, seed: int, cell: Path) -> bool:
@@ -251,9 +279,9 @@ def _changed_data(experiments: dict[int, Experiment]) -> set[Path]:
 
 
 def _lanes(experiment: Experiment) -> str | None:
-    """What a job's lane companions share with it; None where training at once is not faster, or not wanted.
+    """A text that is equal for jobs to train together; None if training together is not faster or not wanted.
 
-    On an accelerator the training itself finds out which is faster, and lanes cost nothing where they are not.
+    On an accelerator, the training itself measures what is faster, so lanes do no harm.
     """
     from bnn_runner.runtime.devices import pick_device
 
@@ -264,13 +292,13 @@ def _lanes(experiment: Experiment) -> str | None:
         on_cpu = pick_device(settings.device).type == "cpu"
         if on_cpu and settings.stack == "auto" and not _stacks(experiment):
             return None
-    except Exception:  # a device or network that is not available: the job itself will say so
+    except Exception:  # a device or network that is not available: the job itself reports it
         return None
     return digest({k: v for k, v in flatten(experiment.config).items() if k not in LANE_KEYS})
 
 
 def _stacks(experiment: Experiment) -> bool:
-    """Whether the network has an implementation for many lanes of its own."""
+    """Whether the layers of the network accept stacked weights (see `training.lanes`)."""
     import torch
 
     from bnn_runner.rng import global_stream
@@ -281,7 +309,7 @@ def _stacks(experiment: Experiment) -> bool:
 
 
 def _groups(jobs: Sequence[Job], max_lanes: int) -> tuple[tuple[Job, ...], ...]:
-    """Lane companions together, at most `max_lanes` at once, in the order of their first jobs."""
+    """Groups jobs with the same `lanes`, at most `max_lanes` together, in the order of their first jobs."""
     groups: list[list[Job]] = []
     open_group: dict[str, list[Job]] = {}
     for job in jobs:

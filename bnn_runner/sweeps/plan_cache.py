@@ -1,8 +1,7 @@
-"""What an earlier sweep learnt about its jobs, so that a finished one is seen to be finished without importing torch.
+"""A cache of finished jobs, so that a sweep recognises them without importing torch.
 
-An entry belongs to a job's overrides, to the text of every configuration file and to the version of
-the program; it names the job's cells and the state of its data files. It is a short cut only: what it
-does not vouch for is looked at in full.
+The key of an entry is a job's overrides, the text of all configuration files and the version of the program. The entry
+lists the job's cells and the state of its data files. A job without a valid entry is inspected in full.
 """
 
 from __future__ import annotations
@@ -22,16 +21,23 @@ from bnn_runner.runtime.files import write_json
 
 @dataclass(frozen=True)
 class Entry:
-    """A job's cells, the digest of its metrics, whether its posterior is kept, and {data file: [bytes, changed]}."""
+    """What is known about a job.
+
+    Attributes:
+        cells: Folders of its cells.
+        metrics: Digest of its metrics.
+        save_posterior: Whether it saves its posterior.
+        files: {data file: [bytes, time of the last change]}.
+    """
 
     cells: list[str]
     metrics: str
     save_posterior: bool
     files: dict[str, list[int]]
 
-    def holds(self) -> bool:
-        """Whether every cell is finished as the job wants it, and the data files are as they were."""
-        if self.files != state_of(self.files):
+    def is_valid(self) -> bool:
+        """Whether every cell is finished as the job requires, and the data files have not changed."""
+        if self.files != file_states(self.files):
             return False
         return all(self._finished(Path(folder)) for folder in self.cells)
 
@@ -39,30 +45,35 @@ class Entry:
         if status_of(folder) != "done":
             return False
         facts = facts_of(folder)
-        kept = not self.save_posterior or "posterior_saved" in facts
-        return kept and facts.get("results_version") == RESULTS_VERSION and facts.get("metrics_digest") == self.metrics
+        saved = not self.save_posterior or "posterior_saved" in facts
+        return saved and facts.get("results_version") == RESULTS_VERSION and facts.get("metrics_digest") == self.metrics
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Entries in a folder; `stamp` is what all of them depend on (None: nothing is remembered)."""
+class PlanCache:
+    """The entries in a folder.
+
+    Attributes:
+        folder: The folder.
+        version: Digest of everything on which all entries depend (see `cache_version`); None turns the cache off.
+    """
 
     folder: Path
-    stamp: str | None
+    version: str | None
 
-    def recall(self, overrides: Sequence[str]) -> Entry | None:
-        """The entry of a job, if there is one that holds."""
-        if self.stamp is None:
+    def get(self, overrides: Sequence[str]) -> Entry | None:
+        """Returns the entry of a job if it exists and is valid."""
+        if self.version is None:
             return None
         try:
             entry = Entry(**json.loads(self._path(overrides).read_text(encoding="utf-8")))
         except (OSError, json.JSONDecodeError, TypeError):
             return None
-        return entry if entry.holds() else None
+        return entry if entry.is_valid() else None
 
-    def keep(self, overrides: Sequence[str], entry: Entry) -> None:
-        """Remember a job; a folder that cannot be written costs the short cut only."""
-        if self.stamp is None:
+    def put(self, overrides: Sequence[str], entry: Entry) -> None:
+        """Stores the entry of a job. Does nothing if the folder is not writable: the cache only saves time."""
+        if self.version is None:
             return
         try:
             write_json(self._path(overrides), asdict(entry))
@@ -70,29 +81,33 @@ class Memory:
             return
 
     def _path(self, overrides: Sequence[str]) -> Path:
-        return self.folder / f"job-{digest([self.stamp, list(overrides)])}.json"
+        return self.folder / f"job-{digest([self.version, list(overrides)])}.json"
 
 
-def stamp(config_dirs: Iterable[Path], start: Path) -> str | None:
-    """Everything beside its overrides that a job's configuration follows from; None where files read the environment.
+def cache_version(config_dirs: Iterable[Path], start: Path) -> str | None:
+    """Returns a digest of everything except its overrides that determines a job's configuration.
 
-    `start` anchors relative paths; BNN_DATA_DIR may place the data.
+    None if a configuration file reads environment variables, because then the files do not determine it.
+
+    Args:
+        config_dirs: Folders of the configuration files.
+        start: The folder to which relative paths refer.
     """
-    total = hashlib.blake2b(digest_size=16)
+    files_hash = hashlib.blake2b(digest_size=16)
     for folder in config_dirs:
         for path in sorted(folder.rglob("*.yaml")):
             text = path.read_bytes()
             if b"oc.env" in text:
                 return None
-            total.update(f"{path.relative_to(folder)}\n{len(text)}\n".encode() + text)
-    return digest([total.hexdigest(), __version__, RESULTS_VERSION, str(start), os.environ.get("BNN_DATA_DIR")])
+            files_hash.update(f"{path.relative_to(folder)}\n{len(text)}\n".encode() + text)
+    return digest([files_hash.hexdigest(), __version__, RESULTS_VERSION, str(start), os.environ.get("BNN_DATA_DIR")])
 
 
-def state_of(files: Iterable[str]) -> dict[str, list[int]]:
-    """Length and time of the last change of each file; for a folder those of all files in it; [] of what is absent."""
-    found: dict[str, list[int]] = {}
-    for name in files:
+def file_states(paths: Iterable[str]) -> dict[str, list[int]]:
+    """Returns [bytes, time of the last change] of each file; of all files in it for a folder; [] if it is missing."""
+    states: dict[str, list[int]] = {}
+    for name in paths:
         path = Path(name)
-        facts = [p.stat() for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file()]
-        found[name] = [sum(f.st_size for f in facts), max(f.st_mtime_ns for f in facts)] if facts else []
-    return found
+        stats = [p.stat() for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file()]
+        states[name] = [sum(s.st_size for s in stats), max(s.st_mtime_ns for s in stats)] if stats else []
+    return states

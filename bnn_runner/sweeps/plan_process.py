@@ -1,6 +1,7 @@
-"""A sweep is planned in a process of its own, forked from the server of its jobs, so that torch is imported once.
+"""Inspects the jobs of a sweep in a child process.
 
-The process that a person starts stays small, as it should on the login node of a cluster.
+The child is forked from the same server as the jobs, so torch is imported only once, and the process that the user
+started stays small, as it should on the login node of a cluster.
 """
 
 from __future__ import annotations
@@ -14,38 +15,42 @@ from typing import Any
 
 from bnn_runner.errors import UserError
 from bnn_runner.runtime.files import write_json
-from bnn_runner.sweeps.child_process import run_apart
-from bnn_runner.sweeps.plan import Job, look_into
-from bnn_runner.sweeps.plan_cache import Memory
+from bnn_runner.sweeps.child_process import run_in_child
+from bnn_runner.sweeps.plan import Job, inspect_jobs
+from bnn_runner.sweeps.plan_cache import PlanCache
 
 
-def look_apart(
-    points: Mapping[int, Sequence[str]], config_dir: Path | None, start: Path, memory: Memory, look_only: bool
+def inspect_jobs_in_child(
+    points: Mapping[int, Sequence[str]], config_dir: Path | None, start: Path, cache: PlanCache, read_only: bool
 ) -> dict[int, Job]:
-    """What `look_into` finds, in another process. Raises `UserError` where that ends without an answer."""
+    """Calls `inspect_jobs` in a child process.
+
+    Raises:
+        UserError: As `inspect_jobs`, or if the process ends without a result.
+    """
     with tempfile.TemporaryDirectory(prefix="bnn-run-") as scratch:
-        answer = Path(scratch) / "jobs.json"
-        code, asked = run_apart(_answer, answer, dict(points), config_dir, start, memory, look_only)
-        if asked:
+        file = Path(scratch) / "jobs.json"
+        code, stop_signal = run_in_child(_inspect_and_write, file, dict(points), config_dir, start, cache, read_only)
+        if stop_signal:
             raise KeyboardInterrupt
-        if not answer.exists():
+        if not file.exists():
             raise UserError(
                 f"Could not plan the sweep: the planning process ended with code {code}. Its output is above."
                 " Run one of the jobs without -m to see whether it works."
             )
-        found = json.loads(answer.read_text(encoding="utf-8"))
-    if "problems" in found:
-        raise UserError(*found["problems"])
-    return {job.number: job for job in map(_job, found["jobs"])}
+        result = json.loads(file.read_text(encoding="utf-8"))
+    if "problems" in result:
+        raise UserError(*result["problems"])
+    return {job.number: job for job in map(_job, result["jobs"])}
 
 
-def _answer(answer: Path, *asked: Any) -> None:
-    found: dict[str, Any]
+def _inspect_and_write(file: Path, *arguments: Any) -> None:
+    result: dict[str, Any]
     try:
-        found = {"jobs": [asdict(job) for job in look_into(*asked).values()]}
+        result = {"jobs": [asdict(job) for job in inspect_jobs(*arguments).values()]}
     except UserError as error:
-        found = {"problems": list(error.problems)}
-    write_json(answer, _plain(found))
+        result = {"problems": list(error.problems)}
+    write_json(file, _plain(result))
 
 
 def _plain(value: Any) -> Any:

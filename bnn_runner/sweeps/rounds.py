@@ -1,4 +1,4 @@
-"""What our sweepers share: points are planned, and those left to run go to the launcher, in rounds."""
+"""What the sweepers share: planning points and launching the unfinished ones, in one or more rounds."""
 
 from __future__ import annotations
 
@@ -19,16 +19,23 @@ from bnn_runner.config.groups import packaged_conf
 from bnn_runner.config.settings import anchor
 from bnn_runner.errors import UserError
 from bnn_runner.sweeps.plan import Job, Plan, make_plan
-from bnn_runner.sweeps.plan_cache import Memory, stamp
-from bnn_runner.sweeps.plan_process import look_apart
+from bnn_runner.sweeps.plan_cache import PlanCache, cache_version
+from bnn_runner.sweeps.plan_process import inspect_jobs_in_child
 from bnn_runner.sweeps.scratch_files import Member, SweepState, write_job, write_outcome
 
-OWN = ("plan_only", "retry_failed", "fail_fast", "objective")
-"""Settings of the sweep that its jobs do not get."""
+SWEEP_SETTINGS = ("plan_only", "retry_failed", "fail_fast", "objective")
+"""Settings of the sweep that are not passed to its jobs."""
 
 
 class Rounds:
-    """A sweep's launcher and settings; the plan of all rounds so far lies in its folder, for jobs and summary."""
+    """Launcher and settings of a sweep; writes the plan of all rounds so far to its folder, for jobs and summary.
+
+    Args:
+        context: Hydra's context.
+        task_function: The function that Hydra's launchers call.
+        config: The composed configuration of the sweep.
+        max_lanes: Largest number of jobs that are trained together.
+    """
 
     def __init__(self, context: HydraContext, task_function: TaskFunction, config: DictConfig, max_lanes: int):
         self.config, self.max_lanes = config, max_lanes
@@ -48,31 +55,48 @@ class Rounds:
 
     @property
     def output_dir(self) -> Path:
-        """Where the cells go."""
+        """The folder of the cells."""
         return anchor(str(self.config.output_dir), self.start)
 
     def parse(self, params: Mapping[str, Any], arguments: Sequence[str]) -> list[Override]:
-        """Overrides as Hydra reads them, without what concerns the sweep only."""
-        words = [*(f"{key}={value}" for key, value in params.items()), *arguments]
-        words = [text for text in words if text.partition("=")[0].lstrip("+") not in OWN]
-        return OverridesParser.create(config_loader=self._loader).parse_overrides(words)
+        """Parses overrides with Hydra's parser, without the settings of the sweep itself.
+
+        Args:
+            params: {key: values} of experiment files.
+            arguments: The overrides as typed.
+        """
+        overrides = [*(f"{key}={value}" for key, value in params.items()), *arguments]
+        overrides = [text for text in overrides if text.partition("=")[0].lstrip("+") not in SWEEP_SETTINGS]
+        return OverridesParser.create(config_loader=self._loader).parse_overrides(overrides)
 
     def plan(self, points: Sequence[Sequence[str]]) -> Plan:
-        """The plan of these points."""
+        """Plans the jobs with these overrides."""
         config = self.config
         forced = bool(config.force) or any(o.startswith("force=") for point in points for o in point)
-        cache = anchor(str(config.cache_dir), self.start) if config.cache_dir else self.output_dir / "cache"
+        cache_dir = anchor(str(config.cache_dir), self.start) if config.cache_dir else self.output_dir / "cache"
         folders = [packaged_conf(), *([self.config_dir] if self.config_dir else [])]
-        memory = Memory(cache / "plans", None if forced else stamp(folders, self.start))
-        retry, look_only = bool(config.retry_failed), bool(config.plan_only)
-        return make_plan(points, self.config_dir, self.start, memory, retry, self.max_lanes, look_only, look_apart)
+        return make_plan(
+            points,
+            self.config_dir,
+            self.start,
+            PlanCache(cache_dir / "plans", None if forced else cache_version(folders, self.start)),
+            bool(config.retry_failed),
+            self.max_lanes,
+            read_only=bool(config.plan_only),
+            inspect=inspect_jobs_in_child,
+        )
 
     def launch(self, plan: Plan, at_once: int | None = None) -> None:
-        """Hand the plan's groups to the launcher (`at_once` at a time), and tell the wrong among its jobs."""
-        first, offset = len(self.state.groups), self.state.asked
+        """Prints the usage errors of a plan, and passes its groups to the launcher.
+
+        Args:
+            plan: The plan.
+            at_once: Number of groups that the launcher gets at a time; all by default.
+        """
+        first, offset = len(self.state.groups), self.state.jobs
         self.state = replace(
             self.state,
-            asked=offset + len(plan.jobs),
+            jobs=offset + len(plan.jobs),
             done=self.state.done + sum(job.status == "done" for job in plan.jobs),
             left_alone=[
                 *self.state.left_alone,
@@ -83,24 +107,24 @@ class Rounds:
         self.state.write(self.folder)
         for number, group in enumerate(plan.groups, first):
             write_job(self.folder, number, [replace(_member(job, offset), config=job.config) for job in group])
-        wrong = [job for job in plan.jobs if job.status == "usage error"]
-        for job in wrong:
+        with_errors = [job for job in plan.jobs if job.status == "usage error"]
+        for job in with_errors:
             print(f"bnn-run: {job.shown}: not run", file=sys.stderr)
             for number, problem in enumerate(job.problems, 1):
                 print(f"  {number}. {problem}", file=sys.stderr)
             error = {"status": "usage error", "message": job.problems[0], "printed": True}
-            self._errors.append(_member(job, offset).described() | error)
-        if wrong:
+            self._errors.append(_member(job, offset).identity() | error)
+        if with_errors:
             write_outcome(self.folder / "errors", self._errors)
         if self.config.plan_only:
             for job in (job for group in plan.groups for job in group):
                 before = f" ({job.status} before)" if job.status in ("failed", "interrupted") else ""
                 print(f"  to run: {job.shown}{before}")
-        elif plan.groups and not (wrong and self.config.fail_fast):
-            self._hand_over([list(group[0].overrides) for group in plan.groups], first, at_once or len(plan.groups))
+        elif plan.groups and not (with_errors and self.config.fail_fast):
+            self._launch([list(group[0].overrides) for group in plan.groups], first, at_once or len(plan.groups))
 
-    def _hand_over(self, jobs: Sequence[list[str]], first: int, at_once: int) -> None:
-        """A launcher that fails loses no result that is on disk."""
+    def _launch(self, jobs: Sequence[list[str]], first: int, at_once: int) -> None:
+        """Passes jobs to the launcher. If the launcher itself fails, the summary still shows the results on disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, self.folder / "multirun.yaml")
         for begin in range(0, len(jobs), at_once):

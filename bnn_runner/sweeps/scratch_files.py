@@ -1,4 +1,4 @@
-"""Files by which sweeper, jobs and summary communicate, in the sweep's scratch folder, as jobs may run elsewhere."""
+"""Files in the sweep's scratch folder, through which sweeper, jobs (on any machine) and summary communicate."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ OUTCOME = "outcome.json"
 
 @dataclass(frozen=True)
 class Member:
-    """A job of the sweep as it is launched: number, overrides, cells and resolved configuration (`RunConfig.to_text`).
+    """A job of the sweep as it is launched.
 
-    Cells and configuration are missing where another sweeper planned the job.
+    Attributes:
+        number: Its number in the sweep.
+        overrides: Its overrides.
+        cells: Folders of its cells; empty if another sweeper planned the job.
+        config: Its resolved configuration (`RunConfig.to_text`); None if another sweeper planned the job.
     """
 
     number: int
@@ -28,17 +32,26 @@ class Member:
     cells: list[str] = field(default_factory=list)
     config: str | None = None
 
-    def described(self) -> dict[str, Any]:
-        """The part of an outcome that is known before the job runs."""
+    def identity(self) -> dict[str, Any]:
+        """Returns the fields of an outcome that are known before the job runs."""
         shown = " ".join(text.lstrip("+") for text in self.overrides) or "the default"
         return {"number": self.number, "overrides": shown, "cells": self.cells}
 
 
 @dataclass(frozen=True)
 class SweepState:
-    """A sweep's plan: how many jobs were asked and done; those left alone; the groups that are launched."""
+    """The state of a sweep.
 
-    asked: int
+    Attributes:
+        jobs: Number of jobs.
+        done: Number of jobs that were done before.
+        left_alone: Jobs that failed before and do not run again.
+        groups: The launched jobs; a group of several runs together.
+        fail_fast: Whether a failed job ends the sweep.
+        plan_only: Whether only the plan is printed.
+    """
+
+    jobs: int
     done: int = 0
     left_alone: list[Member] = field(default_factory=list)
     groups: list[list[Member]] = field(default_factory=list)
@@ -50,33 +63,33 @@ class SweepState:
 
     @classmethod
     def read(cls, folder: Path) -> SweepState | None:
-        """The plan in a sweep's folder; None where another sweeper left none."""
+        """Reads the state from a sweep's folder; None if another sweeper launched the jobs."""
         try:
-            found = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+            fields = json.loads((folder / PLAN).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        found["left_alone"] = [Member(**m) for m in found["left_alone"]]
-        found["groups"] = [[Member(**m) for m in group] for group in found["groups"]]
-        return cls(**found)
+        fields["left_alone"] = [Member(**m) for m in fields["left_alone"]]
+        fields["groups"] = [[Member(**m) for m in group] for group in fields["groups"]]
+        return cls(**fields)
 
 
 def write_job(folder: Path, number: int, members: Sequence[Member]) -> None:
-    """Leave the members of launched job `number`, with their configurations, where the job finds them."""
+    """Writes the members of launched job `number`, with their configurations, to the sweep's folder."""
     (folder / JOBS).mkdir(parents=True, exist_ok=True)
     write_json(folder / JOBS / f"{number}.json", [asdict(m) for m in members])
 
 
 def read_job(folder: Path, number: int) -> list[Member] | None:
-    """The members of launched job `number`; None where another sweeper left none."""
+    """Reads the members of launched job `number`; None if another sweeper launched it."""
     try:
-        found = json.loads((folder / JOBS / f"{number}.json").read_text(encoding="utf-8"))
+        members = json.loads((folder / JOBS / f"{number}.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return [Member(**fields) for fields in found]
+    return [Member(**fields) for fields in members]
 
 
 def write_outcome(folder: Path, outcomes: Sequence[dict[str, Any]]) -> None:
-    """Leave the outcomes of a launched job's members where the summary finds them; on a full disk, say so at once."""
+    """Writes the outcomes of a launched job's members to its folder; if the disk is full, prints that instead."""
     try:
         write_json(folder / OUTCOME, list(outcomes))
     except OSError as error:
@@ -86,7 +99,7 @@ def write_outcome(folder: Path, outcomes: Sequence[dict[str, Any]]) -> None:
 
 
 def read_outcomes(scratch: Path) -> list[dict[str, Any]]:
-    """Every outcome that is there, in the order of the jobs."""
+    """Reads all outcomes so far, in the order of the jobs."""
     files = [*scratch.glob(f"*/{OUTCOME}"), scratch / OUTCOME]
-    found = [o for path in files if path.is_file() for o in json.loads(path.read_text(encoding="utf-8"))]
-    return sorted(found, key=lambda outcome: int(outcome["number"]))
+    outcomes = [o for path in files if path.is_file() for o in json.loads(path.read_text(encoding="utf-8"))]
+    return sorted(outcomes, key=lambda outcome: int(outcome["number"]))

@@ -1,7 +1,7 @@
-"""Our sweeper, the default of `-m`: plan, leave out what is finished, hand the rest to whichever launcher.
+"""The default sweeper of `-m`: plans the jobs, skips the finished ones, and passes the rest to the launcher.
 
-Hydra takes plugins from the package `hydra_plugins` only; `register` puts our classes there by name, so
-that a checkout works as an installation does.
+Hydra finds plugins only in the package `hydra_plugins`. `register` adds the classes of this package there, so that a
+checkout works like an installation.
 """
 
 from __future__ import annotations
@@ -25,18 +25,28 @@ from bnn_runner.sweeps.rounds import Rounds
 
 
 class CellSweeper(Sweeper):
-    """Runs every point of the request that is not finished. The plan is printed, and left for the jobs to read."""
+    """Runs all combinations that are not finished. Prints the plan, and writes it for the jobs.
+
+    Args:
+        max_lanes: Largest number of jobs that are trained together.
+        max_batch_size: Number of jobs that the launcher gets at a time; None for all.
+        params: {key: values} to sweep in addition to the typed ones.
+    """
 
     def __init__(self, max_lanes: int, max_batch_size: int | None = None, params: Mapping[str, Any] | None = None):
         self.max_lanes, self.max_batch_size, self.params = max_lanes, max_batch_size, dict(params or {})
         self.rounds: Rounds | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Make the launcher, so that one that is not installed is told before any work."""
+        """Creates the launcher, so that a missing package is reported before any work."""
         self.rounds = Rounds(hydra_context, task_function, config, self.max_lanes)
 
     def sweep(self, arguments: list[str]) -> None:
-        """Plan the jobs of these overrides and launch what is left to do."""
+        """Plans the jobs of these overrides and launches the unfinished ones.
+
+        Raises:
+            UserError: If an objective is set, which this sweeper does not use.
+        """
         assert self.rounds is not None
         if self.rounds.config.objective is not None:
             raise UserError(
@@ -52,7 +62,7 @@ class CellSweeper(Sweeper):
 
 
 def register() -> None:
-    """Make our plugins known to Hydra under the names in conf/hydra."""
+    """Registers the plugins of this package with Hydra, under the names in conf/hydra."""
     try:
         parent = importlib.import_module("hydra_plugins")
     except ModuleNotFoundError:  # no other plugin is installed

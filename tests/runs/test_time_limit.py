@@ -137,7 +137,7 @@ def test_only_a_job_of_a_sweep_is_not_estimated(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(runner, "run_together", run_together)
     assert run(["method=map"]) == 0
-    job._run_into(tmp_path / "result.json", [Member(0, ["method=map"])], None, tmp_path)
+    job._run_and_write(tmp_path / "result.json", [Member(0, ["method=map"])], None, tmp_path)
     assert estimated == [True, False]
 
 

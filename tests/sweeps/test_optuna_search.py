@@ -56,7 +56,7 @@ def test_a_killed_search_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
                 break
     with start(tmp_path, "cut", "hydra.sweeper.trials=3") as process:
         told, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and "3 trials, 1 before" in told and "trial 0:" not in told
+    assert process.returncode == 0 and "3 trials, 1 done before" in told and "trial 0:" not in told
     assert trials(tmp_path, "cut") == trials(tmp_path, "whole")
     assert len({params["schedule.lr"] for params, _ in trials(tmp_path, "cut")}) == 3
     cells = [json.loads(path.read_text()) for path in tmp_path.glob("cut/runs/*/*/map/*/cell.json")]

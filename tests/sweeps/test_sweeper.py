@@ -23,9 +23,9 @@ from bnn_runner import runner
 from bnn_runner.errors import Interrupted
 from bnn_runner.experiment import build_experiment, load_experiment
 from bnn_runner.runtime.signals import STOPPING, stop_on_signals
-from bnn_runner.sweeps.child_process import run_apart
+from bnn_runner.sweeps.child_process import run_in_child
 from bnn_runner.sweeps.plan import Loader, make_plan
-from bnn_runner.sweeps.plan_cache import Memory
+from bnn_runner.sweeps.plan_cache import PlanCache
 from bnn_runner.tasks import Task
 from bnn_runner.training.state import TrainingConfig
 
@@ -147,7 +147,7 @@ def test_fail_fast_begins_no_further_job(folder: Path) -> None:
 def test_a_group_of_lanes_that_breaks_off_is_run_one_by_one(folder: Path) -> None:
     words = ["--config-dir", "conf", "allow=[moody]", "method=moody", "method.trouble=die", "seed=0,1"]
     done = bnn_run(folder, *words)
-    assert "2 jobs that ran as one failed" in done.stderr and "each now runs by itself" in done.stderr
+    assert "2 jobs that ran together failed; running them one by one" in done.stderr
     assert done.returncode == 1 and "2 jobs: 2 failed" in done.stderr
     assert len(list(folder.glob("outputs/runs/*/*/moody/*/FAILED"))) == 2
 
@@ -196,7 +196,7 @@ def test_each_job_has_the_environment_and_the_streams_of_its_moment(
                 os.dup2(told.fileno(), 1)
                 os.dup2(told.fileno(), 2)
                 monkeypatch.setenv("WORD", word)
-                assert run_apart(speak, tmp_path / "read.txt") == (0, 0)
+                assert run_in_child(speak, tmp_path / "read.txt") == (0, 0)
             assert (tmp_path / "read.txt").read_text() == word
     finally:
         for number, copy in enumerate(kept, 1):
@@ -207,7 +207,7 @@ def test_each_job_has_the_environment_and_the_streams_of_its_moment(
 
 
 def plan(points: list[list[str]], folder: Path, **changes):
-    options = {"config_dir": None, "start": folder, "memory": Memory(folder / "plans", "stamp")}
+    options = {"config_dir": None, "start": folder, "cache": PlanCache(folder / "plans", "version")}
     return make_plan(points, **options | {"retry_failed": True, "max_lanes": 32} | changes)
 
 
@@ -251,7 +251,7 @@ def test_finished_cells_of_other_data_are_run_again(folder: Path) -> None:
     assert plan([words], folder).jobs[0].status == "done", "looked at in full"
     assert plan([words], folder).jobs[0].status == "done", "remembered"
     own_table(folder / "mine.csv", 2.0)
-    assert plan([words], folder, look_only=True).jobs[0].status == "open"
+    assert plan([words], folder, read_only=True).jobs[0].status == "open"
     assert [plan([words], folder).jobs[0].status for _ in range(2)] == ["open", "open"]
     runner.run(load_experiment(words, None, folder))
     assert plan([words], folder).jobs[0].status == "done"
