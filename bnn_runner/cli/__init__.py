@@ -1,1 +1,1 @@
-"""The commands: bnn-run (main, help) and bnn-report (report)."""
+"""The commands: bnn-run (main, flags, help, launch), bnn-report (report), bnn-predict (predict), bnn-prune (prune)."""

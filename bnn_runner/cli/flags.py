@@ -1,4 +1,4 @@
-"""Flags told from overrides, before anything heavy is imported."""
+"""Separates flags from overrides. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,18 @@ _REFUSED |= {"-cp": _REFUSED["--config-path"], "-cn": _REFUSED["--config-name"]}
 
 @dataclass
 class CommandLine:
-    """A command line cut into overrides and flags; `flags` are what Hydra shall see."""
+    """A command line, separated into overrides and flags.
+
+    Attributes:
+        overrides: The overrides as typed.
+        flags: The flags for Hydra.
+        config_dir: The folder given as --config-dir.
+        multirun: Whether -m is given.
+        help: Whether --help is given.
+        topic: The topic of --help.
+        version: Whether --version is given.
+        shows_only: Whether a flag only shows something (--cfg, --info, ...) instead of running.
+    """
 
     overrides: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
@@ -37,7 +48,11 @@ class CommandLine:
 
 
 def read_flags(argv: Sequence[str]) -> CommandLine:
-    """Tell flags from overrides. Raises `UserError` for flags that neither Hydra nor we know."""
+    """Separates flags from overrides.
+
+    Raises:
+        UserError: For unknown or unsupported flags, and flags without a required value.
+    """
     line = CommandLine()
     problems: list[str] = []
     words = list(argv)
@@ -69,7 +84,7 @@ def read_flags(argv: Sequence[str]) -> CommandLine:
                     problems.append(f"{name} requires a value, as in --config-dir FOLDER or --cfg job.")
                     continue
                 value = words.pop(0)
-            problems += _take(line, name, value)
+            problems += _set_flag(line, name, value)
         elif word in _SWITCHES:
             line.flags.append(word)
             line.multirun |= word in ("--multirun", "-m")
@@ -84,8 +99,8 @@ def read_flags(argv: Sequence[str]) -> CommandLine:
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
-def _take(line: CommandLine, name: str, value: str) -> list[str]:
-    """A flag with its value; returns what is wrong with it."""
+def _set_flag(line: CommandLine, name: str, value: str) -> list[str]:
+    """Sets a flag with a value. Returns its problems."""
     if name in ("--config-dir", "-cd"):
         folder = Path(value).expanduser().resolve()
         if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""The help texts of bnn-run, made from the YAML files' own comments. Imports neither Hydra nor torch."""
+"""The help texts of bnn-run, generated from the comments in the YAML files. Imports neither Hydra nor torch."""
 
 from __future__ import annotations
 
@@ -58,10 +58,14 @@ _GROUPS = {
 
 
 def help_text(config_dirs: Sequence[Path | str] = (), topic: str | None = None) -> str:
-    """The overview, or one `topic` in full: a group, a choice as GROUP=CHOICE, or settings.
+    """Returns the overview, or the full help of one topic.
+
+    Args:
+        config_dirs: Folders with further choices.
+        topic: A group, a choice as GROUP=CHOICE, or 'settings'; None for the overview.
 
     Raises:
-        UserError: for an unknown topic.
+        UserError: For an unknown topic.
     """
     catalogue = Catalogue(config_dirs)
     if topic is None:
@@ -106,14 +110,14 @@ def _setting_lines(catalogue: Catalogue) -> list[str]:
 
 
 def settings_lines(catalogue: Catalogue) -> list[tuple[str, str, str]]:
-    """(key, default, meaning) of the top-level keys; the meaning is the comment after the key in config.yaml."""
+    """Returns (key, default, meaning) of the top-level keys; the meaning is the key's comment in config.yaml."""
     tree = flatten(catalogue.base | catalogue.shared)
     comments = key_comments(catalogue.dirs[0] / "config.yaml")
     return [(key, to_text(tree[key]), comments[key]) for key in comments if key in tree]
 
 
 def _choice_lines(catalogue: Catalogue, group: str, choice: str, in_full: bool = False) -> list[str]:
-    """A choice with its keys; of a variant, unless it is shown `in_full`, only what differs from its base."""
+    """Lines for a choice and its keys; for a variant only the keys that differ from its base, unless `in_full`."""
     tree = choice_keys(catalogue, group, choice)
     base = catalogue.base_of(group, choice)
     lines = [f"{choice}  {catalogue.help_line(group, choice)}"]
@@ -132,7 +136,7 @@ def _choice_lines(catalogue: Catalogue, group: str, choice: str, in_full: bool =
 
 
 def choice_keys(catalogue: Catalogue, group: str, choice: str) -> dict[str, Any]:
-    """Dotted keys and defaults of a choice, without its class and the blocks that are not keys."""
+    """Returns the dotted keys and defaults of a choice, without its class and the blocks that are not keys."""
     blocks = ("hydra", "where") if group in GLOBAL_GROUPS else ()
     tree = {k: v for k, v in catalogue.load(group, choice).items() if k not in blocks}
     tree.pop(BLOCKS.get(group, ""), None)
@@ -140,15 +144,15 @@ def choice_keys(catalogue: Catalogue, group: str, choice: str) -> dict[str, Any]
 
 
 def meanings(catalogue: Catalogue, group: str, choice: str) -> dict[str, str]:
-    """The comment after each key, from the choice's file or that of its base."""
+    """Returns dotted key -> comment after it, from the choice's file and those of its bases."""
     base = catalogue.base_of(group, choice)
     inherited = {} if base is None else meanings(catalogue, group, base)
     return inherited | {k: m for k, m in key_comments(catalogue.groups[group][choice]).items() if m}
 
 
 def key_comments(path: Path) -> dict[str, str]:
-    """Dotted key -> the comment after it, of the keys of a YAML file with a value on their own line."""
-    found: dict[str, str] = {}
+    """Returns dotted key -> comment after it, for the keys of a YAML file that have a value on the same line."""
+    comments: dict[str, str] = {}
     parents: list[tuple[int, str]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         match = re.match(r"( *)([A-Za-z_][\w.]*):(?:\s+([^#\s][^#]*?))?\s*(?:#\s*(.*))?$", line)
@@ -159,5 +163,5 @@ def key_comments(path: Path) -> dict[str, str]:
         if value is None:
             parents.append((len(indent), key))
         else:
-            found[".".join([*(name for _, name in parents), key])] = comment or ""
-    return found
+            comments[".".join([*(name for _, name in parents), key])] = comment or ""
+    return comments

@@ -1,4 +1,4 @@
-"""Behind the check: a single run is composed by Hydra once and run here; a sweep is launched through Hydra."""
+"""Starts a checked command: Hydra composes a single run, which runs here; a sweep is launched through Hydra."""
 
 from __future__ import annotations
 
@@ -27,13 +27,26 @@ if TYPE_CHECKING:
 
 
 def show(arguments: Sequence[str]) -> int:
-    """Let Hydra show what the arguments ask for (--cfg, --info, ...); the exit code."""
+    """Lets Hydra show what the flags request (--cfg, --info, ...). Returns the exit code."""
     _through_hydra(arguments, lambda config: None)
     return OK
 
 
 def run_once(arguments: Sequence[str], expanded: Expanded, checked: Checked, line: CommandLine) -> int:
-    """Compose one run by Hydra, and run it; the exit code."""
+    """Composes one run with Hydra and runs it.
+
+    Args:
+        arguments: Flags and overrides for Hydra.
+        expanded: The overrides with recommendations added.
+        checked: The checked command line.
+        line: The command line.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        KeyboardInterrupt: If the run was interrupted.
+    """
     start, outcomes = Path.cwd(), []
 
     def task(config: Any) -> None:
@@ -56,7 +69,18 @@ def run_once(arguments: Sequence[str], expanded: Expanded, checked: Checked, lin
 
 
 def sweep(arguments: Sequence[str], checked: Checked) -> int:
-    """Let Hydra sweep and launch; each job is composed, built and run apart. The exit code."""
+    """Runs a sweep through Hydra; each job runs in its own process.
+
+    Args:
+        arguments: Flags and overrides for Hydra.
+        checked: The checked command line.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        KeyboardInterrupt: If the sweep was interrupted.
+    """
     from bnn_runner.sweeps.job import job
 
     with _scratch(checked) as scratch:
@@ -72,11 +96,10 @@ def sweep(arguments: Sequence[str], checked: Checked) -> int:
 
 
 def _through_hydra(arguments: Sequence[str], task: Callable[[Any], None]) -> None:
-    """Hydra's main function on `task`. Raises `UserError` for what Hydra, a launcher or a sweeper refuses."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions
-    # Threads that wait for each other sleep: spinning makes torch ten times slower as soon as another program wants
-    # the same cores, and is about a tenth faster when none does (set OMP_WAIT_POLICY=ACTIVE for that). Read when torch
-    # is first imported.
+    """Runs Hydra's main function on `task`. Raises `UserError` for errors of Hydra, a launcher or a sweeper."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
+    # Waiting threads sleep instead of spinning. Spinning is about a tenth faster on idle cores (OMP_WAIT_POLICY=ACTIVE
+    # sets it), but ten times slower as soon as another program uses the same cores. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import hydra
     from hydra.errors import HydraException
@@ -90,15 +113,15 @@ def _through_hydra(arguments: Sequence[str], task: Callable[[Any], None]) -> Non
     try:
         hydra.main(config_path=str(packaged_conf()), config_name="config", version_base="1.3")(task)()
     except (HydraException, OmegaConfBaseException) as error:
-        if isinstance(error.__cause__, UserError):  # what a launcher or sweeper of ours refused
+        if isinstance(error.__cause__, UserError):  # raised by a launcher or sweeper of this package
             raise error.__cause__ from error
-        raise UserError(_unknown_engine(str(error)) or hydra_message(error)) from error
+        raise UserError(_unknown_plugin(str(error)) or hydra_message(error)) from error
     finally:
         sys.argv = saved
 
 
-def _unknown_engine(message: str) -> str:
-    """The message for a launcher or sweeper that Hydra does not find (empty for other messages)."""
+def _unknown_plugin(message: str) -> str:
+    """A message for a launcher or sweeper that Hydra does not find; '' for other errors of Hydra."""
     missing = re.search(r"Could not find 'hydra/(launcher|sweeper)/([^']*)'", message)
     if missing is None:
         return ""
@@ -108,12 +131,12 @@ def _unknown_engine(message: str) -> str:
         return f"hydra/{kind}={name} requires a package. Install it: pip install 'bnn-runner[{extra}]'"
     listed = re.search(r"Available options in '[^']*':((?:\s+[\w-]+(?=\s|$))+)", message.partition("Config search")[0])
     names = listed[1].split() if listed else []
-    return f"hydra/{kind}={name} is not a choice.{did_you_mean(name, names)} The choices: {', '.join(names)}."
+    return f"hydra/{kind}={name} is unknown.{did_you_mean(name, names)} Choices of hydra/{kind}: {', '.join(names)}."
 
 
 @contextlib.contextmanager
 def _scratch(checked: Checked) -> Iterator[Path]:
-    """A folder of this command's own for what Hydra and the jobs of a sweep write; cleared at the end."""
+    """A scratch folder for the files of Hydra and of the jobs of a sweep; cleared at the end."""
     folder = make_scratch(anchor(checked.tree["output_dir"], Path.cwd()))
     try:
         yield folder
@@ -122,13 +145,17 @@ def _scratch(checked: Checked) -> Iterator[Path]:
 
 
 def make_scratch(output_dir: Path) -> Path:
-    """A new folder; two commands of one second get different ones."""
+    """Creates a new folder in `output_dir`/.hydra; commands that start in the same second get different ones.
+
+    Raises:
+        UserError: If the folder is not writable.
+    """
     for attempt in range(20):
         try:
             parent = output_dir / ".hydra"
             parent.mkdir(parents=True, exist_ok=True)
             return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=parent))
-        except (FileNotFoundError, FileExistsError):  # another command, finishing, removed the empty parent just now
+        except (FileNotFoundError, FileExistsError):  # another command has just finished and removed the empty parent
             time.sleep(0.005 * (attempt + 1))
         except OSError as error:
             raise UserError(
@@ -139,15 +166,15 @@ def make_scratch(output_dir: Path) -> Path:
 
 
 def clear_scratch(scratch: Path) -> None:
-    """Remove what Hydra and we left there; a launcher's own logs stay, and the plan where a job may be run again."""
-    open_jobs = (scratch / PLAN).exists() and may_be_requeued(scratch)
+    """Deletes the files of Hydra and of this package; keeps a launcher's logs, and the plan if jobs may run again."""
+    keep_plan = (scratch / PLAN).exists() and may_be_requeued(scratch)
     for path in [
         scratch / "multirun.yaml",
-        *([] if open_jobs else [scratch / PLAN, *(scratch / JOBS).glob("*.json")]),
+        *([] if keep_plan else [scratch / PLAN, *(scratch / JOBS).glob("*.json")]),
         *scratch.glob(f"*/{OUTCOME}"),
         scratch / OUTCOME,
     ]:
         path.unlink(missing_ok=True)
     for folder in [*(p for p in scratch.glob("*") if p.is_dir()), scratch, scratch.parent]:
-        with contextlib.suppress(OSError):  # not empty: not ours
+        with contextlib.suppress(OSError):  # not empty: it has other files
             folder.rmdir()

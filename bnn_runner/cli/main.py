@@ -1,7 +1,7 @@
-"""`bnn-run`: check the command line, then run it, or hand a sweep to Hydra.
+"""`bnn-run`: checks the command line, then runs it; a sweep runs through Hydra.
 
-Exit codes: 0 success, 1 a run failed, 2 an error on the command line, 130 interrupted. Hydra and torch are imported
-only after the command line has been checked.
+Exit codes: 0 success, 1 a run failed, 2 usage error, 130 interrupted. Hydra and torch are imported only after the
+command line has been checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit code."""
+    """Runs a command line. Returns the exit code."""
     try:
         line = read_flags(argv)
         if line.version:
@@ -70,13 +70,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def sweep_arguments(line: CommandLine, checked: Checked) -> list[str]:
-    """The overrides of a sweep as Hydra takes them."""
+    """Returns the overrides of a sweep for Hydra."""
     overrides = list(checked.overrides)
-    brought = [o for o in overrides if o.text not in line.overrides]  # sweeps of an experiment file
+    from_experiments = [o for o in overrides if o.text not in line.overrides]  # the sweeps in experiment files
     extra = []
-    if brought:
+    if from_experiments:
         if any(o.key == "hydra/sweeper" for o in overrides):
-            overrides = [o for o in overrides if o not in brought]
+            overrides = [o for o in overrides if o not in from_experiments]
         else:
             extra = ["hydra.sweeper.params=null"]
     return [*defer(overrides, checked.catalogue, checked.points), *extra]

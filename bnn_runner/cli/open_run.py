@@ -1,4 +1,4 @@
-"""Opening a finished run from the command line: what bnn-predict and bnn-prune share."""
+"""Opens a finished run from the command line: the options that bnn-predict and bnn-prune share."""
 
 from __future__ import annotations
 
@@ -12,24 +12,31 @@ if TYPE_CHECKING:
     from bnn_runner.api import Run
 
 SHOWN = 10
-"""Runs that a message lists."""
+"""Number of runs that a message lists."""
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which run, where it lies, and how it is opened."""
+    """Adds the options that select a run and say how to open it."""
     parser.add_argument("run", metavar="RUN", help="a run's folder, the beginning of its hash, or latest")
-    parser.add_argument("--draws", type=int, metavar="S", help="posterior draws (as many as the run scored)")
+    parser.add_argument("--draws", type=int, metavar="S", help="number of posterior draws (default: that of the run)")
     parser.add_argument(
-        "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="the folder of the runs (outputs)"
+        "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="folder of the runs (default: outputs)"
     )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the run's data, if it has moved")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="the folder of trained networks, if it has moved")
-    parser.add_argument("--allow", default="", metavar="P,P", help="trusted packages of the run's own classes")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="(auto)")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="folder of the run's data, if it has moved")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="folder of trained networks, if it has moved")
+    parser.add_argument("--allow", default="", metavar="P,P", help="packages of your own classes to trust")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="default: auto")
 
 
 def open_run(arguments: argparse.Namespace) -> tuple[Run, Path]:
-    """The run that these options name, and its folder. Raises `UserError` where there is none, or it is refused."""
+    """Opens the run that these options select.
+
+    Returns:
+        The run and its folder.
+
+    Raises:
+        UserError: If there is no such run, or it uses classes that are not trusted.
+    """
     if arguments.draws is not None and arguments.draws < 1:
         raise UserError(f"--draws must be at least 1; got {arguments.draws}.")
     folder = find_run(arguments.run, arguments.output_dir)
@@ -47,7 +54,15 @@ def open_run(arguments: argparse.Namespace) -> tuple[Run, Path]:
 
 
 def find_run(name: str, output_dir: Path) -> Path:
-    """The folder of a finished run: a folder, the beginning of a hash, or "latest". Raises `UserError`."""
+    """Returns the folder of a finished run.
+
+    Args:
+        name: A folder, the beginning of a run's hash, or 'latest'.
+        output_dir: The folder of the runs.
+
+    Raises:
+        UserError: If no run, or more than one, has this name.
+    """
     if Path(name).is_dir():
         return Path(name)
     folders = [p.parent for p in output_dir.glob("runs/*/*/*/*/DONE")]
@@ -58,14 +73,14 @@ def find_run(name: str, output_dir: Path) -> Path:
         )
     if name == "latest":
         return max(folders, key=lambda f: (f / "DONE").stat().st_mtime)
-    wanted = name.rstrip("/")
-    found = [f for f in folders if f.name.startswith(wanted) or f.name.rpartition("-")[2].startswith(wanted)]
-    if len(found) == 1:
-        return found[0]
-    listed = "".join(f"\n  {f}" for f in sorted(found or folders)[:SHOWN])
-    rest = f"\n  and {len(found or folders) - SHOWN} more" if len(found or folders) > SHOWN else ""
-    if found:
-        raise UserError(f"{len(found)} runs start with {name!r}. Give more of the hash:{listed}{rest}")
+    start = name.rstrip("/")
+    matches = [f for f in folders if f.name.startswith(start) or f.name.rpartition("-")[2].startswith(start)]
+    if len(matches) == 1:
+        return matches[0]
+    listed = "".join(f"\n  {f}" for f in sorted(matches or folders)[:SHOWN])
+    rest = f"\n  and {len(matches or folders) - SHOWN} more" if len(matches or folders) > SHOWN else ""
+    if matches:
+        raise UserError(f"{len(matches)} runs start with {name!r}. Give more of the hash:{listed}{rest}")
     raise UserError(
         f"There is no run {name!r} under {output_dir}. Give a folder, a hash, or latest. Runs:{listed}{rest}"
     )

@@ -30,30 +30,37 @@ _EXAMPLES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, 1 where the posterior cannot be fitted, 2 for a user's mistake, 130."""
+    """Entry point.
+
+    Args:
+        argv: The arguments; those of the process by default.
+
+    Returns:
+        The exit code: 0 success, 1 the posterior could not be fitted, 2 usage error, 130 interrupted.
+    """
     arguments = _parser().parse_args(argv)
     return run_command("bnn-predict", lambda: predict(arguments))
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    """Open the run, read the points, predict, show or write. Raises `UserError` for a user's mistake."""
+    """Opens the run, reads the points, predicts, and prints or writes the table. Raises `UserError` on usage errors."""
     if not 0 < arguments.level < 1:
         raise UserError(f"--level must be between 0 and 1, as in 0.95; got {arguments.level:g}.")
     run, folder = open_run(arguments)
     from bnn_runner.runs.new_points import read_points
 
-    _tell(f"{run.data} · {run.model} · {run.method} · seed {run.seed} ({folder})")
+    _note(f"{run.data} · {run.model} · {run.method} · seed {run.seed} ({folder})")
     points = read_points(arguments.data, run.task)
     for note in points.notes:
-        _tell(f"note: {note}")
-    _tell(f"posterior: {_SOURCES[run.posterior_source]}")
+        _note(f"note: {note}")
+    _note(f"posterior: {_SOURCES[run.posterior_source]}")
     table = run.predictor(arguments.draws).table(points.points, arguments.level)
     table.insert(0, points.label_name, list(points.labels))
     if arguments.out is None:
         _show(table)
         return
     _write(table, arguments.out)
-    _tell(f"wrote {len(table)} predictions to {arguments.out}")
+    _note(f"wrote {len(table)} predictions to {arguments.out}")
 
 
 _SOURCES = {
@@ -62,15 +69,15 @@ _SOURCES = {
 }
 
 
-def _tell(text: str) -> None:
+def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
 def _show(table: pd.DataFrame) -> None:
-    """The first rows, as many digits as are read."""
+    """Prints the first rows, with four digits."""
     print(table.head(SHOWN).to_string(index=False, float_format=lambda v: f"{v:.4g}"), flush=True)
     if len(table) > SHOWN:
-        print(f"... {len(table)} in all: --out FILE.csv writes them", flush=True)
+        print(f"... {len(table)} rows in total; --out FILE.csv writes all of them", flush=True)
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`bnn-prune RUN`: what a Bayes by Backprop posterior loses when its least certain weights are removed."""
+"""`bnn-prune RUN`: scores of a Bayes by Backprop posterior after removing its least certain weights."""
 
 from __future__ import annotations
 
@@ -18,20 +18,32 @@ examples:
   bnn-prune latest                                 0, 50, 75, 90, 95, 98 and 99 % removed
   bnn-prune 73562a9c --fractions 0,25,50 --draws 20
 
-Weights go in the order of their signal-to-noise ratio |mean| / standard deviation; mean and standard deviation of
-a removed one are zero, the others stay as they are. Writes pruning.csv, pruning.md and figures/pruning.png into the
-run's folder. A posterior that was kept (save_posterior=true) is read; another is fitted again.
+Weights are removed in the order of their signal-to-noise ratio |mean| / standard deviation, the smallest first: mean
+and standard deviation are set to zero. The other weights do not change. Writes pruning.csv, pruning.md and
+figures/pruning.png into the run's folder. A saved posterior (save_posterior=true) is read; otherwise it is fitted
+again.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, 1 where the posterior cannot be fitted, 2 for a user's mistake, 130."""
+    """Entry point.
+
+    Args:
+        argv: The arguments; those of the process by default.
+
+    Returns:
+        The exit code: 0 success, 1 the posterior could not be fitted, 2 usage error, 130 interrupted.
+    """
     arguments = _parser().parse_args(argv)
     return run_command("bnn-prune", lambda: prune(arguments))
 
 
 def prune(arguments: argparse.Namespace) -> list[Path]:
-    """Open the run, prune, write, print. Returns the files written. Raises `UserError` for a user's mistake."""
+    """Opens the run, prunes its posterior, writes and prints the results. Returns the files.
+
+    Raises:
+        UserError: For usage errors.
+    """
     percents = _percents(arguments.fractions)
     run, folder = open_run(arguments)
     from bnn_runner.methods.bbb import BBB
@@ -57,11 +69,11 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
     table = pruning.markdown(rows, name)
     columns = [f.name for f in fields(pruning.Pruned)]
     title = f"{run.data} · {run.model} · {run.method} · seed {run.seed}"
-    drawn = pruning.pruning_figure(rows, name, posterior.signal_to_noise(), title)
+    figure = pruning.pruning_figure(rows, name, posterior.signal_to_noise(), title)
     try:
         write_text(folder / "pruning.csv", table_text([asdict(r) for r in rows], columns))
         write_text(folder / "pruning.md", table)
-        picture = style.save(drawn, folder / "figures" / "pruning.png")
+        picture = style.save(figure, folder / "figures" / "pruning.png")
     except OSError as error:
         raise UserError(f"Could not write to {folder} ({error.strerror or error}). Make it writable.") from None
     print(f"{title}, {draws} draws\n\n{table}")
@@ -71,14 +83,14 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
 
 
 def _percents(text: str) -> list[float]:
-    """Percentages out of "0,50,75"."""
+    """Parses percentages: "0,50,75"."""
     try:
-        found = [float(word) for word in text.split(",")]
+        percents = [float(word) for word in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(0 <= p <= 100 for p in found):
+        percents = []
+    if not percents or not all(0 <= p <= 100 for p in percents):
         raise UserError(f"--fractions must be percentages from 0 to 100, as in 0,50,90; got {text!r}.")
-    return found
+    return percents
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,7 +99,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_run_options(parser)
     parser.add_argument(
-        "--fractions", default="0,50,75,90,95,98,99", metavar="P,P", help="percent removed (0,50,75,90,95,98,99)"
+        "--fractions",
+        default="0,50,75,90,95,98,99",
+        metavar="P,P",
+        help="percentages to remove (default: 0,50,75,90,95,98,99)",
     )
     return parser
 

@@ -149,7 +149,7 @@ def test_ray_gives_the_table_of_a_plain_sweep(folder: Path, plain: dict[str, str
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["hydra/launcher=worker"], "hydra/launcher=worker is not a choice. Did you mean workers?"),
+        (["hydra/launcher=worker"], "hydra/launcher=worker is unknown. Did you mean workers?"),
         (["hydra/launcher=workers", "hydra.launcher.gpus=[]"], "hydra.launcher.gpus must list at least one GPU"),
         (["hydra/launcher=ray"], "pip install 'bnn-runner[ray]'"),
     ],
