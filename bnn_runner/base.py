@@ -157,10 +157,13 @@ class NoiseTransform(Protocol):
         """Noise [rows, ΣF] in float32, the columns of one layer after those of the other."""
         ...
 
-    def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Tensor | None:
+    def penalty(
+        self, parameters: Mapping[str, Tensor], prior: Mapping[str, float], widths: Mapping[str, int]
+    ) -> Tensor | None:
         """What is added to N times the objective, in nats, [L]; None for nothing.
 
-        It is differentiable in every tensor except those that `decays` names.
+        `widths` maps noise buffers to their numbers of features F. It is differentiable in every tensor except those
+        that `decays` names.
         """
         ...
 

@@ -27,11 +27,12 @@ def generator(seed: int, name: str, *words: int | str) -> torch.Generator:
 
 
 @contextmanager
-def global_stream(seed: int, name: str, *words: int | str) -> Iterator[None]:
-    """Seeds PyTorch's global generator with the named stream inside the block; restores its state afterwards.
+def global_stream(seed: int, name: str, *words: int | str, device: torch.device | None = None) -> Iterator[None]:
+    """Seeds PyTorch's global generators with the named stream inside the block; restores their state afterwards.
 
-    For code that cannot take a generator.
+    For code that cannot take a generator: on the CPU and, if a `device` is given that has one of its own, there.
     """
-    with torch.random.fork_rng(devices=[]):
+    cuda = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(derive_seed(seed, name, *words))
         yield

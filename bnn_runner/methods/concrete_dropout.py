@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bnn_runner.base import FitContext, FitReport, HyperRule, Network, Predictive, TrainingSpec
-from bnn_runner.errors import raise_all
+from bnn_runner.errors import UserError, raise_all
 from bnn_runner.posteriors.noisy_network import NoisePosterior, check_diversity
 from bnn_runner.tasks import Task, TaskSpec
-from bnn_runner.training.noise_layers import Where, insert_noise, noise_widths, noisy_layers
+from bnn_runner.training.noise_layers import NOISE, Where, insert_noise, noise_widths, noisy_layers
 
 LOGIT = "rate_logit"
 
@@ -36,6 +36,14 @@ class ConcreteNoise:
 
     def apply(self, module: nn.Module) -> None:
         names = noisy_layers(module, self.where)
+        parameters = dict(module.named_parameters())
+        if without := [name for name in names if f"{name}.weight" not in parameters]:
+            raise UserError(
+                "method=concrete_dropout requires that the weight of every layer is a parameter of its own, whose KL "
+                f"divergence has the layer's rate; got {', '.join(without)}, whose weight is shared with another layer "
+                "or computed (weight_norm, spectral_norm). Use method=mc_dropout, or method=bbb_weights for a shared "
+                "weight."
+            )
         insert_noise(module, names, self._relaxed)
         for name in names:
             start = torch.tensor(math.log(self.initial_rate / (1 - self.initial_rate)))
@@ -57,7 +65,9 @@ class ConcreteNoise:
         # Away from 0, where the logit would be infinite; 1 is not among these numbers.
         return torch.rand(rows, sum(widths), generator=random).clamp_min(2.0**-25)
 
-    def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> Tensor:
+    def penalty(
+        self, parameters: Mapping[str, Tensor], prior: Mapping[str, float], widths: Mapping[str, int]
+    ) -> Tensor:
         total = torch.zeros(())
         for name, logit in parameters.items():  # [L]
             layer, _, kind = name.rpartition(".")
@@ -69,7 +79,7 @@ class ConcreteNoise:
             energy = 0.5 * prior[f"{layer}.weight"] * squares * (1 + logit.exp())
             # −H(p) = p log p + (1−p) log(1−p), with both logarithms from the logit
             negentropy = p * nn.functional.logsigmoid(logit) + (1 - p) * nn.functional.logsigmoid(-logit)
-            total = total.to(energy) + energy + weight.shape[2] * negentropy
+            total = total.to(energy) + energy + widths[f"{layer}.{NOISE}"] * negentropy
         return total
 
     def decays(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> dict[str, Tensor]:

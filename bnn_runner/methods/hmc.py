@@ -114,6 +114,14 @@ class HMC:
         assert y is not None
         x, y = x.expand(self.chains, *x.shape), y.expand(self.chains, *y.shape)
         temperature = self.posterior_temperature
+        try:
+            with torch.no_grad():
+                posterior.outputs(posterior.start, x[:, :1])
+        except RuntimeError as error:
+            raise UserError(
+                f"method=hmc runs the network in float64, where its forward pass failed: {error}. Give tensors that "
+                "forward makes the dtype of its inputs (dtype=x.dtype), or use method=sghmc, which runs in float32."
+            ) from error
 
         def target(w: Tensor) -> tuple[Tensor, Tensor]:
             value, gradient = posterior(w, x, y)

@@ -58,7 +58,7 @@ class DropoutNoise:
             return 1 + (p / (1 - p)).sqrt() * torch.randn(rows, len(p), generator=random)
         return (torch.rand(rows, len(p), generator=random) >= p) / (1 - p)
 
-    def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> None:
+    def penalty(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float], widths: Mapping[str, int]) -> None:
         return None
 
     def decays(self, parameters: Mapping[str, Tensor], prior: Mapping[str, float]) -> dict[str, Tensor]:
@@ -134,8 +134,20 @@ class MCDropout:
         treatment = dict.fromkeys(network.parameters, "point estimate")
         for name, p in rates.items():
             factor = "mask of its inputs" if self.kind == "bernoulli" else "Gaussian noise on its inputs"
-            treatment[f"{name}.weight"] = f"times the {factor}, rate {p:g}; prior precision divided by {1 - p:g}"
-        report = FitReport({"noisy_layers": len(names)})
+            if f"{name}.weight" in treatment:
+                treatment[f"{name}.weight"] = f"times the {factor}, rate {p:g}; prior precision divided by {1 - p:g}"
+                continue
+            parts = [n for n in treatment if n.startswith(f"{name}.") and n != f"{name}.bias"]
+            rule = f"its layer's weight times the {factor}, rate {p:g}; prior as given, of this tensor"
+            treatment |= dict.fromkeys(parts, rule)
+        own = [n for n, m in network.module.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+        notes = []
+        if own:
+            notes.append(
+                f"the network's own dropout layers ({', '.join(own)}) act in training only; draws have the noise of "
+                "method.rate"
+            )
+        report = FitReport({"noisy_layers": len(names)}, tuple(notes))
         posterior = NoisePosterior(network, self.noise_transform, report, treatment)
         check_diversity(posterior, task.train, "Raise method.rate, or use another model or method.where=all.")
         return self._with_chosen_noise(posterior, task, context) if self.noise == "validation" else posterior

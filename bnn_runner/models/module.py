@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bnn_runner.errors import UserError, did_you_mean, raise_all
-from bnn_runner.rng import global_stream
+from bnn_runner.models.module_checks import function_problems, register_constants
 from bnn_runner.runtime.torch_state import evaluation_mode
 from bnn_runner.tasks import TaskSpec
 
@@ -31,11 +31,9 @@ class OwnModule:
     def problems(self, spec: TaskSpec) -> list[str]:
         """Why it does not support the task, found by building it and calling it with two points of zeros."""
         try:
-            with global_stream(0, "skeleton"):
-                self.build(spec)
+            return function_problems(lambda: self.build(spec), spec, str(self))
         except UserError as error:
             return list(error.problems)
-        return []
 
     def build(self, spec: TaskSpec) -> nn.Module:
         """A new network. Raises `UserError` if it could not be built, or its outputs are not [B, K]."""
@@ -54,6 +52,7 @@ class OwnModule:
                 f"{self} must have no frozen parameters (requires_grad=False), since every parameter is trained; got "
                 f"{', '.join(frozen[:4])}{more}. Make them buffers (register_buffer), or unfreeze them."
             )
+        register_constants(network)
         network = network.float()  # runs are in single precision, also for a network built in double precision
         dtype = torch.int64 if spec.vocabulary else torch.float32
         try:

@@ -39,12 +39,14 @@ class LayerReads:
         plain: whether every call gave what PyTorch's class computes from its input.
         whole: whether every call was given as many rows as there are points.
         shared: its parameters (by full name) that were read outside its calls, or not exactly once in each.
+        outside: those that were read outside its calls.
     """
 
     calls: int = 0
     plain: bool = True
     whole: bool = True
     shared: set[str] = field(default_factory=set)
+    outside: set[str] = field(default_factory=set)
 
     @property
     def alone(self) -> bool:
@@ -141,6 +143,8 @@ class _Probe:
                 places = [self._place.get(id(layer)) for read, layer in mode.found if read == parameter]
                 if places != [name] * calls[name]:
                     reads.shared.add(parameter)
+                if places.count(name) != len(places):
+                    reads.outside.add(parameter)
 
 
 def _own_parameters(module: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, list[str]]:

@@ -20,11 +20,13 @@ from torch import Tensor, nn
 
 from bnn_runner.base import Network
 from bnn_runner.errors import Interrupted, UserError
-from bnn_runner.rng import generator
+from bnn_runner.models.random_layers import draws_random_numbers
+from bnn_runner.models.weight_reads import PROBED_POINTS
+from bnn_runner.rng import generator, global_stream
 from bnn_runner.runtime.console import Progress
 from bnn_runner.training.augmentation import Unchanged
 from bnn_runner.training.lanes import Forward, Strategy, Tensors, choose_strategy, concatenate, lane_forward, seconds_of
-from bnn_runner.training.noise_layers import StepNoise
+from bnn_runner.training.noise_layers import StepNoise, check_noise_layers
 from bnn_runner.training.state import Lane, TrainingConfig, initial_state, residual_log_noise
 
 CHECKPOINT_SECONDS = 10.0
@@ -85,8 +87,10 @@ class LaneTrainer:
             largest = max(b - a for a, b in self.bounds)
             self._noise = StepNoise(config.noise_transform, self.module, [lane.seed for lane in lanes], largest, device)
         self.data, self.offsets = concatenate([lane.task.train for lane in lanes])
-        # With a training rule, every lane has its own prior and may end at a different step.
-        stack = config.stack if config.rule is None else "never"
+        self._random = self._check_module()
+        # With a training rule, every lane has its own prior and may end at a different step. Lanes of a network with
+        # random layers of its own are trained alone, so that each has its own stream.
+        stack = "never" if self._random or config.rule is not None else config.stack
         self.strategy: Strategy = choose_strategy(self.module, len(lanes), device, stack, self._probe)
         self._drawn: tuple[int, Tensor, Tensor] | None = None
         self._base_prior = config.prior.precisions(self.module)
@@ -140,6 +144,15 @@ class LaneTrainer:
         lanes = self.lanes[:1] if strategy == "single" else self.lanes
         return LaneTrainer(replace(self.config, stack="always"), lanes, self.device).step_seconds()
 
+    def _check_module(self) -> bool:
+        """Whether the network draws random numbers in training (its own dropout); checks its noise layers too."""
+        tensors = {n: t[0].detach() for n, t in (self.state.parameters | self.state.buffers).items()}
+        few = torch.arange(min(PROBED_POINTS, self.num_points))
+        x = self.data.gather(few.expand(1, -1).to(self.device))[0][0]
+        if self._noise is not None:
+            check_noise_layers(self.module, tensors, x)
+        return draws_random_numbers(self.module, tensors, x[:2])
+
     def _nll(self, outputs: Tensor, y: Tensor | None, log_noise: Tensor | None) -> Tensor:
         """Mean −log p of each lane's batch, [L]."""
         assert y is not None
@@ -150,7 +163,13 @@ class LaneTrainer:
         return -self.config.noise.likelihood(self.lanes[0].task.spec.kind, noise).log_prob(outputs, y).mean(-1)
 
     def _outputs(self, x: Tensor, noise: Tensors) -> Tensor:
-        """Network outputs [L, B, K] in the working dtype."""
+        """Network outputs [L, B, K] in the working dtype; random layers draw from the stream (lane seed, step)."""
+        if self._random:
+            with global_stream(self.lanes[0].seed, "random layers", self.state.step, device=self.device):
+                return self._cast_outputs(x, noise)
+        return self._cast_outputs(x, noise)
+
+    def _cast_outputs(self, x: Tensor, noise: Tensors) -> Tensor:
         if self.config.precision == "float32":
             return self._forward(x, noise)
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -298,7 +317,8 @@ class LaneTrainer:
         leaves = self.state.parameters
         if self.strategy == "single":
             leaves = {n: p.unsqueeze(0) for n, p in self.module.named_parameters()}
-        return self.config.noise_transform.penalty(leaves, self._base_prior)
+        assert self._noise is not None
+        return self.config.noise_transform.penalty(leaves, self._base_prior, self._noise.widths)
 
     def _add_decays(self, grads: Sequence[Tensor]) -> None:
         """Adds, in place, the gradient of the noise transform's quadratic terms."""

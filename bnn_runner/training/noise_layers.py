@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from bnn_runner.base import NoiseTransform
-from bnn_runner.errors import RunFailed, UserError
+from bnn_runner.errors import RunFailed, UserError, raise_all
+from bnn_runner.models.weight_reads import weight_reads
 from bnn_runner.rng import generator
 
 NOISE = "noise"
@@ -30,9 +31,13 @@ NoiseLayer = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def weight_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """Returns the linear layers and convolutions by name, in the order of their registration."""
+    """Returns the linear layers and convolutions by name, in the order of their registration.
+
+    Without the output layer of `nn.MultiheadAttention`, whose weight PyTorch reads without calling the layer.
+    """
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
-    return {name: m for name, m in module.named_modules() if isinstance(m, kinds)}
+    uncalled = {id(m.out_proj) for m in module.modules() if isinstance(m, nn.MultiheadAttention)}
+    return {name: m for name, m in module.named_modules() if isinstance(m, kinds) and id(m) not in uncalled}
 
 
 def noisy_layers(module: nn.Module, where: Where) -> list[str]:
@@ -74,22 +79,51 @@ def insert_noise(module: nn.Module, names: Sequence[str], layer: NoiseLayer) -> 
         width = target.in_features if isinstance(target, nn.Linear) else target.in_channels
         assert isinstance(width, int)
         target.register_buffer(NOISE, torch.empty(0, width))
-        target.register_forward_pre_hook(_hook(layer, name))
+        target.register_forward_pre_hook(_hook(layer, name), with_kwargs=True)
 
 
-def _hook(layer: NoiseLayer, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        (x,) = inputs
+def check_noise_layers(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> None:
+    """Checks that noise on the inputs of the noise layers is noise of their weights, by passes of the points x.
+
+    A mask of a layer's inputs is a mask of its weight's columns as long as nothing but the layer reads the weight.
+
+    Raises:
+        UserError: If a weight is read elsewhere too, or a layer does not receive one row per point.
+    """
+    problems = []
+    for name, reads in weight_reads(module, tensors, x).items():
+        if not hasattr(module.get_submodule(name), NOISE):
+            continue
+        if any(n.rpartition(".")[2] == "weight" for n in reads.outside):
+            problems.append(
+                f"The weight of layer {name} must be read by this layer alone, since the noise is on the layer's "
+                "inputs; this network reads it elsewhere too. Use method=bbb_weights."
+            )
+        elif not reads.whole:
+            problems.append(
+                f"Layer {name} must receive one row per point, since each point has its own noise; this network gives "
+                "it another number of rows. Use method=bbb_weights."
+            )
+    raise_all(problems)
+
+
+def _hook(layer: NoiseLayer, name: str) -> Callable[..., tuple[tuple[Tensor, ...], dict[str, Tensor]] | None]:
+    def hook(
+        module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]] | None:
         noise = getattr(module, NOISE)
         if noise.shape[-2] == 0:
-            return inputs
+            return None
+        key = "" if args else next(iter(kwargs))
+        x = args[0] if args else kwargs[key]
         # All positions of a point (tokens before the last axis, pixels after the channels) share its noise.
         extra = (1,) * (x.dim() - noise.dim())
         shape = (*noise.shape, *extra)
         if isinstance(module, nn.Linear):
             shape = (*noise.shape[:-1], *extra, noise.shape[-1])
         try:
-            return (layer(module, x, noise.reshape(shape)),)
+            noisy = layer(module, x, noise.reshape(shape))
+            return ((noisy, *args[1:]), kwargs) if args else ((), {**kwargs, key: noisy})
         except RuntimeError as error:
             raise RunFailed(
                 f"Layer {name} receives a tensor of shape {list(x.shape)}, which does not keep one row per point ("

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +23,9 @@ from torch.func import functional_call
 from bnn_runner.base import FitContext, Likelihood, Network
 from bnn_runner.errors import Interrupted, RunFailed
 from bnn_runner.models.likelihoods import Gaussian
+from bnn_runner.models.random_layers import draws_random_numbers
 from bnn_runner.models.weight_reads import PROBED_POINTS
-from bnn_runner.rng import derive_seed, generator
+from bnn_runner.rng import derive_seed, generator, global_stream
 from bnn_runner.runtime.files import write_torch
 from bnn_runner.runtime.torch_state import training_mode
 from bnn_runner.tasks import Task
@@ -97,8 +99,9 @@ class Fit:
         self.device = next(iter(self.mu.values())).device
         self.bounds = batch_bounds(len(self.task.train), plan.schedule.batch_size)
         self.layers: dict[str, Layer] = {}
+        x, _ = self.task.train.gather(torch.arange(min(PROBED_POINTS, len(self.task.train))))
+        self._random = draws_random_numbers(self.module, network.tensors, x[:2])
         if plan.estimator != "weights":
-            x, _ = self.task.train.gather(torch.arange(min(PROBED_POINTS, len(self.task.train))))
             self.layers = matrix_layers(self.module, network.tensors, x)
         self.hooked = {f"{n}.{kind}" for n in self.layers for kind in ("weight", "bias")} & self.rho.keys()
         # A layer whose matrix is a point estimate adds no noise.
@@ -176,12 +179,13 @@ class Fit:
         assert y is not None
         stream = torch.Generator(self.device).manual_seed(derive_seed(self.seed, "bbb", self.step))
         sigma = self._fresh_sigmas()
-        nll, grads = self.gradients(x, y, sigma, stream)
-        for _ in range(plan.samples - 1):
-            more, others = self.gradients(x, y, sigma, stream)
-            nll = nll + more
-            for grad, other in zip(grads, others, strict=True):
-                grad.add_(other)
+        with self._own_stream():
+            nll, grads = self.gradients(x, y, sigma, stream)
+            for _ in range(plan.samples - 1):
+                more, others = self.gradients(x, y, sigma, stream)
+                nll = nll + more
+                for grad, other in zip(grads, others, strict=True):
+                    grad.add_(other)
         if plan.samples > 1:
             nll = nll / plan.samples
             for grad in grads:
@@ -195,6 +199,12 @@ class Fit:
         self.nll_sum += nll * (end - begin)
         self.step += 1
         return nll
+
+    def _own_stream(self) -> AbstractContextManager[None]:
+        """The numbers that the network draws itself in this step (its own dropout), if it does."""
+        if not self._random:
+            return nullcontext()
+        return global_stream(self.seed, "random layers", self.step, device=self.device)
 
     def _add_complexity(self, grads: list[Tensor], sigma: Tensors, weight: float, stream: torch.Generator) -> None:
         places = {n: len(self.mu) + i for i, n in enumerate(sigma)}

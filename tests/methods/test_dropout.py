@@ -20,6 +20,7 @@ from bnn_runner.models.mlp import MLP
 from bnn_runner.models.priors import Isotropic
 from bnn_runner.tasks import TaskSpec
 from bnn_runner.training.engine import LaneTrainer
+from bnn_runner.training.noise_layers import noise_widths
 from bnn_runner.training.schedules import Schedule
 from bnn_runner.training.state import Lane, TrainingConfig
 from tests.problems import context, make_network, make_task
@@ -175,7 +176,7 @@ def test_the_penalty_of_learned_rates_and_their_masks() -> None:
     noise.apply(module)
     given = Isotropic(2.0).precisions(module)
     stacked = {n: torch.stack([p.detach(), 2 * p.detach()]) for n, p in module.named_parameters()}
-    penalty = noise.penalty(stacked, given)
+    penalty = noise.penalty(stacked, given, noise_widths(module))
     for i in (0, 1):
         expected = 0.0
         for layer, width in (("hidden.0", 3), ("out", 5)):
