@@ -81,7 +81,7 @@ REFUSED = {
     ("weight norm", "concrete_dropout"): SHARED,
     ("old weight norm", "concrete_dropout"): SHARED,
     ("spectral norm", "concrete_dropout"): SHARED,
-    ("scalars", "laplace_last_layer"): r"does not end in a linear layer.*Use method.weights=all",
+    ("scalars", "laplace_last_layer"): r"ends in a linear layer.*Use method.weights=all",
     ("local constants", "hmc"): r"float64.*dtype=x.dtype.*method=sghmc",
 }
 PAIRS = [(name, method) for name in ZOO for method in METHODS]
