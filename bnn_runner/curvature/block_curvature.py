@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_runner.curvature.block_scaling import scaled_block
+from bnn_runner.curvature.block_scaling import ScaledDiagonal, scaled_block
 from bnn_runner.curvature.blocks import Block, DiagonalBlock, Precision
 from bnn_runner.curvature.diagonal_scaling import DiagonalScaling
 from bnn_runner.curvature.groups import Group
@@ -32,6 +32,13 @@ class BlockGaussian:
     dtype: torch.dtype
     device: torch.device
     uses_factors: ClassVar[bool] = True
+
+    @property
+    def rounded_information(self) -> float:
+        """The largest eigenvalue of Λ^{-½}HΛ^{-½} in a block that is no diagonal (see `FullGaussian`)."""
+        pairs = zip(self.blocks, self.precisions, strict=True)
+        dense = [(b, lam) for b, lam in pairs if not isinstance(b, (DiagonalBlock, ScaledDiagonal))]
+        return max((float((b.spectrum / lam).max()) for b, lam in dense), default=0.0)
 
     def sample(self, seed: int, start: int, stop: int) -> Tensor:
         """Draws `start` to `stop`, [S, P]; draw s depends on (seed, s) alone."""

@@ -19,13 +19,17 @@ from bnn_runner.curvature.diagonal_scaling import DiagonalScaling, information_p
 from bnn_runner.curvature.groups import Group, each_tensor
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.layer_pairs import PairSums, pays, pieces_of
-from bnn_runner.curvature.psd import Repairs, add_gram, checked, cholesky, eigh, gram, log_det, mirrored, wide
+from bnn_runner.curvature.psd import Repairs, add_gram, checked, cholesky, eigh, gram, log_det, mirrored, singular, wide
 from bnn_runner.curvature.weighted_gram import outer
 from bnn_runner.rng import generator
 from bnn_runner.runtime.memory import memory_limit
 
 CANCELS = 1e7
 """Largest s up to which a variance is computed as a difference from the prior's (1 + s times smaller at most)."""
+WEAK = 1e9
+"""Trace of H̃ above which singular values of the rows are used: their Gram matrix rounds eigenvalues to 1e-15 of it."""
+ROUNDING = 1e-15
+"""Of the largest eigenvalue of a Gram matrix: less is no information."""
 
 
 def side(num_parameters: int, num_rows: int) -> str:
@@ -42,12 +46,22 @@ def bytes_needed(num_parameters: int, num_rows: int) -> int:
 
 @dataclass(frozen=True)
 class FullGaussian:
-    """N(0, (H + Λ)⁻¹): `scale` = Λ^{-1/2} [P]; `vectors` [P, r] and `values` [r] of H̃ (all of them if r = P)."""
+    """N(0, (H + Λ)⁻¹): `scale` = Λ^{-1/2} [P]; `vectors` [P, r] and `values` [r] of H̃ (all of them if r = P).
+
+    `resolved`: small values are right to the rounding of the rows, not of their Gram matrix.
+    """
 
     scale: Tensor
     values: Tensor
     vectors: Tensor
     dtype: torch.dtype
+    resolved: bool = False
+
+    @property
+    def rounded_information(self) -> float:
+        """The largest eigenvalue of H̃, from whose rounding the small ones suffer; 0 where they don't."""
+        resolved = self.resolved and self.dtype == torch.float64
+        return 0.0 if resolved or not len(self.values) else float(self.values.max())
 
     def sample(self, seed: int, start: int, stop: int) -> Tensor:
         """Draws `start` to `stop`, [S, P]; draw s depends on (seed, s) alone."""
@@ -66,7 +80,12 @@ class FullGaussian:
     def product(self, vectors: Tensor) -> Tensor:
         """Σ v for vectors [S, P]."""
         u = wide(vectors) * self.scale
-        u = u - ((u @ self.vectors) * (self.values / (1 + self.values))) @ self.vectors.T
+        within = u @ self.vectors
+        if bool((self.values > CANCELS).any()):
+            u = u - within @ self.vectors.T
+            u = u - (u @ self.vectors) @ self.vectors.T + (within / (1 + self.values)) @ self.vectors.T
+        else:
+            u = u - (within * (self.values / (1 + self.values))) @ self.vectors.T
         return (u * self.scale).to(vectors)
 
     def covariance_root(self, jacobians: BatchJacobians) -> Tensor:
@@ -100,11 +119,31 @@ class FullCurvature:
     _spectrum: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     _isotropic: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     _grams: Tensor | None = field(default=None, repr=False)
+    _traces: Tensor | None = field(default=None, repr=False)
+    _resolved: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def weak(self, precisions: Tensor) -> bool:
+        """Whether the prior is so weak that the rows' Gram matrix rounds off what the data say; for [1] or [T]."""
+        if self.rows is None:
+            return False
+        if self._traces is None:
+            each = self.rows.square().sum(0).split(list(self.sizes.values()))
+            self._traces = torch.stack([part.sum() for part in each]).cpu()
+        return float((self._traces / precisions.detach().cpu()).sum()) > WEAK
 
     def _expand(self, precisions: Tensor) -> Tensor:
         """One precision a tensor [T] to one a weight [P]."""
         counts = torch.tensor(list(self.sizes.values()))
         return precisions.cpu().repeat_interleave(counts).to((self.rows if self.rows is not None else self.gram).device)  # type: ignore[union-attr]
+
+    def _resolved_eigen(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The same as `_eigen` by singular values of the rows, made once for H itself."""
+        assert self.rows is not None
+        if scale is not None:
+            return singular(self.rows * scale, "the full curvature (dual side)", self.repairs)
+        if self._resolved is None:
+            self._resolved = singular(self.rows, "the full curvature (dual side)", self.repairs)
+        return self._resolved
 
     def _eigen(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """Non-zero eigenvalues [r] and eigenvectors [P, r] of diag(scale) H diag(scale)."""
@@ -119,7 +158,7 @@ class FullCurvature:
     def _dual_eigen(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Non-zero eigenvalues [r] and eigenvectors [M, r] of the dual side."""
         values, left = eigh(gram(rows.T), "the full curvature (dual side)", self.repairs)
-        keep = values > values[-1].clamp_min(1e-300) * 1e-13 * len(values)
+        keep = values > values[-1].clamp_min(1e-300) * ROUNDING
         return values[keep], left[:, keep]
 
     def _isotropic_spectrum(self) -> tuple[Tensor, Tensor]:
@@ -141,8 +180,15 @@ class FullCurvature:
         of the smaller side each time, and its inverse for the derivatives.
         """
         if len(precisions) == 1:
-            values, _ = self._isotropic_spectrum()
+            weak = self.weak(precisions)
+            values, _ = self._resolved_eigen(None) if weak else self._isotropic_spectrum()
             return torch.log1p(values / precisions[0].to(values.device)).sum()
+        if self.weak(precisions):
+            with torch.no_grad():
+                gaussian = self.gaussian(precisions)
+                value, slope = torch.log1p(gaussian.values).sum().cpu(), -self._dimensions(gaussian) / precisions.cpu()
+            moved = (slope * precisions.cpu()).sum()  # the derivative −γ_g/λ_g, and the value
+            return value + moved - moved.detach()
         return log_det(self._system(precisions), "the full curvature", self.repairs)
 
     def _system(self, precisions: Tensor) -> Tensor:
@@ -170,24 +216,27 @@ class FullCurvature:
         the diagonal of I − (I + H̃)⁻¹ (primal), or the trace of (I + H̃)⁻¹ times the group's Gram matrix over λ_g (dual).
         """
         parts = list(self.sizes.values())
-        if bool((precisions == precisions[0]).all()):
-            gaussian = self.gaussian(precisions.expand(len(parts)))
-            each = gaussian.vectors.square() @ (gaussian.values / (1 + gaussian.values))
-            return torch.stack([part.sum() for part in each.split(parts)]).cpu()
+        if bool((precisions == precisions[0]).all()) or self.weak(precisions):
+            return self._dimensions(self.gaussian(precisions.expand(len(parts))))
         inverse = torch.cholesky_inverse(cholesky(self._system(precisions), "the full curvature", self.repairs))
         if self.gram is not None:
             return torch.stack([part.sum() for part in (1 - inverse.diagonal()).split(parts)]).cpu()
         assert self._grams is not None
         return torch.einsum("tij,ij->t", self._grams, inverse).cpu() / precisions.cpu()
 
+    def _dimensions(self, gaussian: FullGaussian) -> Tensor:
+        """Σ_{j in g} Σ_i V_ji² s_i/(1 + s_i) of each tensor, [T]."""
+        each = gaussian.vectors.square() @ (gaussian.values / (1 + gaussian.values))
+        return torch.stack([part.sum() for part in each.split(list(self.sizes.values()))]).cpu()
+
     def gaussian(self, precisions: Tensor) -> FullGaussian:
-        scale = self._expand(precisions).rsqrt()
+        scale, weak = self._expand(precisions).rsqrt(), self.weak(precisions)
         if bool((precisions == precisions[0]).all()):
-            values, vectors = self.isotropic_eigen()
+            values, vectors = self._resolved_eigen(None) if weak else self.isotropic_eigen()
             values = values / float(precisions[0])
         else:
-            values, vectors = self._eigen(scale)
-        return FullGaussian(scale, values, vectors, self.dtype)
+            values, vectors = self._resolved_eigen(scale) if weak else self._eigen(scale)
+        return FullGaussian(scale, values, vectors, self.dtype, resolved=weak)
 
     def scaled_by_diagonal(self, num_points: int, repairs: Repairs) -> DiagonalScaling:
         if self.gram is not None:

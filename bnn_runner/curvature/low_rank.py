@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bnn_runner.curvature.block_fits import Pass
-from bnn_runner.curvature.full import FullCurvature, FullGaussian, bytes_needed, fit_full
+from bnn_runner.curvature.full import ROUNDING, FullCurvature, FullGaussian, bytes_needed, fit_full
 from bnn_runner.curvature.groups import Group
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.psd import Repairs, checked, eigh, wide
@@ -65,13 +65,13 @@ class LowRankCurvature:
         return self.inner.effective_dimensions(precisions)
 
     def gaussian(self, precisions: Tensor) -> FullGaussian:
-        return self.inner.gaussian(precisions)
+        return replace(self.inner.gaussian(precisions), resolved=False)  # no more than the eigenpairs were
 
     def dropped(self, precisions: Tensor) -> tuple[dict[str, Any], list[str]]:
         """What is dropped: facts for the row, and notes for a reader; precisions as H has them."""
         assert self.inner.rows is not None
         kept = float(self.inner.rows.square().sum())
-        dropped = max(0.0, self.trace - kept)
+        dropped = max(0.0, self.trace - kept) + (ROUNDING * self.trace if self.rank < self.most else 0.0)
         rest = max(1, self.most - (0 if self.passes else self.rank))
         bound = 0.5 * rest * math.log1p(dropped / (float(precisions.min()) * rest))
         facts = {

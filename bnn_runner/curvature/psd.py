@@ -92,6 +92,26 @@ def eigh(matrix: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
     return values.clamp_min(0), vectors
 
 
+def singular(rows: Tensor, name: str, repairs: Repairs) -> tuple[Tensor, Tensor]:
+    """Eigenvalues [r] (ascending) and eigenvectors [P, r] of RᵀR for rows [M, P], r the smaller of both sizes.
+
+    By singular values of the rows: right to 1e-32 of the largest, where those of a Gram matrix are to 1e-16, at
+    several times the cost. Raises `RunFailed` where the CPU's solver fails too.
+    """
+    basis, triangle = torch.linalg.qr(checked(rows, name).T)
+    try:
+        left, sizes, _ = torch.linalg.svd(triangle, full_matrices=False)
+    except RuntimeError:
+        repairs["svd_on_cpu"] += 1
+        try:
+            left, sizes = (t.to(rows.device) for t in torch.linalg.svd(triangle.cpu(), full_matrices=False)[:2])
+        except torch.linalg.LinAlgError as error:
+            raise RunFailed(
+                f"the decomposition of {name} failed on the CPU too ({error}). Raise the prior precision."
+            ) from error
+    return sizes.square().flip(0), (basis @ left).flip(1)
+
+
 def _on_device_or_cpu(matrix: Tensor, name: str, kind: Literal["eigh", "cholesky_ex"], repairs: Repairs) -> Any:
     """Both results of a `torch.linalg` function, on the matrix's device; computed on the CPU where that fails."""
     solve: Any = getattr(torch.linalg, kind)

@@ -107,9 +107,12 @@ class DualCurvature:
     def effective_dimensions(self, precisions: Tensor) -> Tensor:
         return self.full.effective_dimensions(precisions)
 
-    def gaussian(self, precisions: Tensor) -> PathwiseGaussian:
+    def gaussian(self, precisions: Tensor) -> PathwiseGaussian | FullGaussian:
+        """By Matheron's rule; under a prior so weak that I + GGᵀ rounds off its own I, by singular values of G."""
         full, rows = self.full, self.full.rows
         assert rows is not None
+        if full.weak(precisions):
+            return full.gaussian(precisions.expand(len(self.groups)))
         at = tuple(precisions.detach().cpu().expand(len(self.groups)).tolist())
         scaled = rows * _root_variances(at, full.sizes, rows)
         system = scaled @ scaled.T

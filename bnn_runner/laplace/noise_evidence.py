@@ -96,6 +96,10 @@ class NoisyGaussian:
     inner: WeightGaussian
     beta: float
 
+    @property
+    def rounded_information(self) -> float:
+        return float(getattr(self.inner, "rounded_information", 0.0))
+
     def sample(self, seed: int, start: int, stop: int) -> Tensor:
         return self.inner.sample(seed, start, stop) * self.beta**-0.5
 

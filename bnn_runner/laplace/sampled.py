@@ -18,7 +18,7 @@ from bnn_runner.curvature.ggn_operator import GGNOperator
 from bnn_runner.curvature.groups import Group, each_tensor
 from bnn_runner.curvature.jacobians import BatchJacobians
 from bnn_runner.curvature.psd import Repairs, wide
-from bnn_runner.laplace.log_det import Spectrum
+from bnn_runner.laplace.log_det import Bracket, ExactSpectrum, Spectrum
 from bnn_runner.laplace.solvers import Right, Solution, Solver, Whitened
 from bnn_runner.rng import generator
 from bnn_runner.runtime.torch_state import true_float32
@@ -136,19 +136,20 @@ class SampledCurvature:
     """H given by solved draws and a stochastic spectrum; the random numbers are the same at every precision.
 
     `samples` draws (0 to S − 1 of `seed`) give effective dimensions, warm-started from the last precision;
-    `spectrum` gives log determinants. `root` [P] is D of the g-prior, the same as the spectrum's.
+    `spectrum` gives log determinants, between bounds. `root` [P] is D of the g-prior, the same as the spectrum's.
     """
 
     rows: GGNOperator
     solver: Solver
     seed: int
     samples: int
-    spectrum: Spectrum | None
+    spectrum: Spectrum | ExactSpectrum | None
     dtype: torch.dtype
     root: Tensor | None = None
     solutions: dict[tuple[float, ...], tuple[float, float]] = field(default_factory=dict)
     _blocks: list[_Block] = field(default_factory=list, repr=False)
     _found: dict[tuple[float, ...], Tensor] = field(default_factory=dict, repr=False)
+    _brackets: dict[tuple[float, ...], Bracket] = field(default_factory=dict, repr=False)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -193,20 +194,29 @@ class SampledCurvature:
         return self.dimension_samples(precisions).mean(0)
 
     def log_det_ratio(self, precisions: Tensor) -> Tensor:
-        """Log det(H + Λ) − log det Λ by stochastic Lanczos quadrature, differentiable in one precision [1].
-
-        NaN without a spectrum.
-        """
+        """Log det(H + Λ) − log det Λ, exact or by quadrature; differentiable in one precision [1]; NaN if left out."""
         if self.spectrum is None:
             return torch.full((), torch.nan, dtype=torch.float64)
         return self.log_det_samples(precisions).mean()
 
     def log_det_samples(self, precisions: Tensor) -> Tensor:
-        """One estimate per probe, [Q] float64."""
+        """One estimate a probe, [Q] float64; of an exact spectrum the one value [1]."""
+        return self.bracket(precisions).samples
+
+    def bracket(self, precisions: Tensor) -> Bracket:
+        """Bounds on the log determinant."""
         assert self.spectrum is not None
-        if bool((precisions == precisions[0]).all()):
-            return self.spectrum.log_det(precisions[:1])
-        return self.spectrum.log_det_of(Whitened(self.rows, whitening(self.rows, precisions, self.root)))
+        key = self._key(precisions)
+        if precisions.requires_grad:
+            return self._bracket(precisions)
+        if key not in self._brackets:
+            self._brackets[key] = self._bracket(precisions)
+        return self._brackets[key]
+
+    def _bracket(self, precisions: Tensor) -> Bracket:
+        assert self.spectrum is not None
+        with true_float32():
+            return self.spectrum.bracket(precisions, Whitened(self.rows, whitening(self.rows, precisions, self.root)))
 
     def gaussian(self, precisions: Tensor) -> SampledGaussian:
         key, moments_from = self._key(precisions), (self.seed, self.samples)
@@ -218,8 +228,8 @@ class SampledCurvature:
         shape = torch.cat([information_per_point(part, num_points) for part in parts])
         root, spectrum = inverse_root(shape), self.spectrum
         if spectrum is not None:
-            spectrum = replace(spectrum, root=root, _isotropic=None)
-        scaled = replace(self, spectrum=spectrum, root=root, solutions={}, _blocks=[], _found={})
+            spectrum = spectrum.scaled(root)
+        scaled = replace(self, spectrum=spectrum, root=root, solutions={}, _blocks=[], _found={}, _brackets={})
         return DiagonalScaling(scaled, shape)
 
     def facts(self, precisions: Tensor) -> Mapping[str, float]:

@@ -23,6 +23,7 @@ from bnn_runner.laplace.prior_family import PriorFamily
 from bnn_runner.laplace.scale_invariance import scale_invariant
 from bnn_runner.laplace.tangent_optimum import TangentModel
 from bnn_runner.laplace.validation_score import Validation, validation_logliks
+from bnn_runner.laplace.weak_prior import refuse_too_weak
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.runtime.console import Progress
 from bnn_runner.tasks import Task
@@ -79,7 +80,8 @@ def select_precisions(
         validation: scores candidate precisions by the method's own predictive.
 
     Raises:
-        RunFailed: the training prior, the curvature or the likelihood does not fit the rule's family.
+        RunFailed: the training prior, the curvature or the likelihood does not fit the rule's family, or the prior is
+            weaker than the curvature's rounding allows.
     """
     few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
     # Part of a tensor can be rescaled on its own, which no normalisation layer undoes.
@@ -88,6 +90,7 @@ def select_precisions(
     point = evidence_point(mode, TangentModel(task, jacobians, progress, repairs), family, rule, tolerance, passes)
     parts = _parts(family, point)
     gaussian = parts.curvature.gaussian(parts.precisions)
+    refuse_too_weak(gaussian, parts.precisions, rule)
     prior = family.prior.diagonal(parts.precisions)
     decrement = newton_decrement(task, parts.jacobians, prior, gaussian)
     facts = {

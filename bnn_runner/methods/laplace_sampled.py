@@ -15,11 +15,11 @@ from bnn_runner.curvature.jacobians import CHECKED_POINTS, Jacobians
 from bnn_runner.curvature.output_curvature import OutputCurvature, OutputCurvatureKind, samples_problems
 from bnn_runner.curvature.parameter_subset import HeldKind, select_basis
 from bnn_runner.curvature.psd import Repairs
-from bnn_runner.errors import raise_all
+from bnn_runner.errors import RunFailed, raise_all
 from bnn_runner.hyper.evidence import Evidence
 from bnn_runner.hyper.tied_precisions import family_of
 from bnn_runner.laplace.evidence_point import Mode
-from bnn_runner.laplace.log_det import Spectrum
+from bnn_runner.laplace.log_det import spectrum_of
 from bnn_runner.laplace.posterior import SampledLaplace
 from bnn_runner.laplace.prior_family import noise_of
 from bnn_runner.laplace.sampled import SampledCurvature
@@ -51,8 +51,10 @@ class LaplaceSampled:
         sgd_momentum: Nesterov's.
         sgd_batch_size: points per minibatch.
         samples: draws that the fit solves for effective dimensions; draws for predictions are solved when needed.
-        probes: of the log determinant in the evidence; 0 omits the evidence.
-        lanczos_steps: per probe.
+        probes: of the log determinant in the evidence (which is exact where the Jacobian is kept and has at most
+            3,000 rows or columns); 0 omits the evidence.
+        lanczos_steps: most per probe, until bounds on the log determinant agree; without such bounds the evidence is
+            omitted.
     """
 
     curvature: OutputCurvatureKind = "ggn"
@@ -72,7 +74,7 @@ class LaplaceSampled:
     sgd_batch_size: int = 256
     samples: int = 16
     probes: int = 8
-    lanczos_steps: int = 50
+    lanczos_steps: int = 200
     predictive: ClassVar[Predictive] = "draws"
     finite: ClassVar[bool] = False
     uses_hyper: ClassVar[bool] = True
@@ -157,7 +159,7 @@ class LaplaceSampled:
         output_curvature = OutputCurvature(self.curvature, self.fisher_samples, context.seed)
         rows = GGNOperator.of(task, jacobians, output_curvature, context.progress, repairs)
         solver = self._solver(rows)
-        spectrum = Spectrum(rows, context.seed, self.probes, self.lanczos_steps) if self.probes else None
+        spectrum = spectrum_of(rows, context.seed, self.probes, self.lanczos_steps, repairs)
         dtype = network.parameters[jacobians.names[0]].dtype
         plain = SampledCurvature(rows, solver, context.seed, self.samples, spectrum, dtype)
         selection = select_precisions(
@@ -184,6 +186,19 @@ class LaplaceSampled:
         known = dict(selection.facts)
         if spectrum is None:
             del known["evidence_nats"], known["evidence_over"]
+        else:
+            of_evidence, unbounded = self._evidence_error(curvature, selection.precisions, known["evidence_nats"])
+            if unbounded and isinstance(context.hyper, Evidence):
+                raise RunFailed(
+                    f"hyper=evidence requires a bounded evidence; got one that {unbounded}. Use hyper=fixed_point, "
+                    "which takes effective dimensions from samples, or raise method.lanczos_steps."
+                )
+            if unbounded:
+                del known["evidence_nats"]
+                notes.append(
+                    f"the evidence is omitted: it {unbounded}. Raise method.lanczos_steps, or the prior precision"
+                )
+            known |= of_evidence
         row: dict[str, Any] = {
             "structure": "sampled",
             "output_curvature": self.curvature,
@@ -192,7 +207,6 @@ class LaplaceSampled:
             "draws_solved": "on demand",
             **facts,
             **known,
-            **self._evidence_error(curvature, selection.precisions),
             "effective_dimension_standard_error": float(dimensions.std()) / self.samples**0.5,
             "passes_over_data": round(rows.passes, 1),
         }
@@ -206,12 +220,18 @@ class LaplaceSampled:
             return ConjugateGradients(self.tolerance, self.passes)
         return Descent(self.sgd_step, self.sgd_momentum, self.sgd_batch_size, self.sgd_passes, self.objective)
 
-    def _evidence_error(self, curvature: SampledCurvature, precisions: Tensor) -> dict[str, float]:
-        """The evidence's standard error over the probes, and its change by the last half of the Lanczos steps."""
-        if curvature.spectrum is None:
-            return {}
-        error = 0.5 * float(curvature.log_det_samples(precisions).std()) / self.probes**0.5
-        facts = {"evidence_standard_error_nats": error}
-        if bool((precisions == precisions[0]).all()):
-            facts["evidence_truncation_nats"] = 0.5 * curvature.spectrum.truncation(precisions[:1])
-        return facts
+    def _evidence_error(
+        self, curvature: SampledCurvature, precisions: Tensor, evidence: float
+    ) -> tuple[dict[str, Any], str]:
+        """The errors of the evidence for the row; and in words its bounds, where they are not close."""
+        bracket = curvature.bracket(precisions)
+        facts: dict[str, Any] = {
+            "evidence_standard_error_nats": bracket.error,
+            "evidence_truncation_nats": bracket.truncation,
+            "evidence_status": "exact" if bracket.exact else "bounded" if bracket.close else "not bounded",
+        }
+        if bracket.close:
+            return facts, ""
+        low, high = evidence - bracket.truncation, evidence + bracket.truncation
+        facts["evidence_bounds_nats"] = [low, high]
+        return facts, f"lies between {low:.6g} and {high:.6g} nats after method.lanczos_steps={self.lanczos_steps}"
