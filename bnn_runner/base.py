@@ -306,17 +306,22 @@ class Centred(Protocol):
 class PrecisionProblem:
     """What a hyperparameter rule chooses by. Precisions are one per group of weights (mostly a tensor), [T] float64.
 
-    `evidence` is in nats, of precisions [T] or of one for all, [1]; `validation` is the mean
-    log-likelihood of the validation part for each of several precisions [T];
-    `effective_dimensions` are Tr_g H (H + Λ)⁻¹, [T], and `squares` the squared norms ‖w_g‖² [T] of
-    the weights that the evidence is taken at, which may depend on the precisions; `invariant` names the
-    groups whose scale a normalisation layer takes out again. `diagonal` is H itself [P] where it is
-    diagonal: then each weight may have a precision of its own, and all of the above also take
-    precisions [P] (and give terms [P]); `sizes` are the numbers of weights of the groups.
-    `dimension_samples`, where effective dimensions are means over posterior samples, are these, [S, T].
-    Where the evidence is taken at a point that moves with the precisions (v* of the tangent model), `gap` is what
-    it may still gain there, in nats (0 where that point is reached to its tolerance), and `exhausted` says that
-    no pass over the data is left to search it at further precisions.
+    Attributes:
+        names: of the T groups.
+        start: the training prior's precisions, [T].
+        evidence: in nats, of precisions [T], or [1] for one precision for all; differentiable.
+        validation: mean log-likelihood of the validation part for each of several precisions [T].
+        effective_dimensions: Tr_g H (H + Λ)⁻¹, [T].
+        squares: squared norms ‖w_g‖² [T] of the weights that the evidence is taken at; they may depend on the
+            precisions.
+        invariant: the groups whose scale a normalisation layer removes.
+        diagonal: H itself [P] where it is diagonal. Then each weight may have its own precision, and all of the
+            above also take precisions [P] (and return terms [P]).
+        sizes: numbers of weights of the groups.
+        dimension_samples: where effective dimensions are means over posterior samples, these samples, [S, T].
+        gap: where the evidence is taken at a point that moves with the precisions (v* of the tangent model), what it
+            may still gain there, in nats; 0 where that point is reached to its tolerance.
+        exhausted: whether no pass over the data is left to search that point at further precisions.
     """
 
     names: tuple[str, ...]
@@ -338,9 +343,9 @@ HyperStatus = Literal[
 ]
 """How a rule's search ended (see `hyper.search_end`).
 
-Converged: the evidence's derivative in every log precision is below 0.01 nats. At bound: some precision ran away and
-is held. Diverged and failed keep start values. v* not reached: the passes over the data were spent, or v* was not
-found closely enough to tell. The notes name the precisions and say what to do.
+converged: the evidence's derivative in every log precision is below 0.01 nats. at bound: some precision ran away and
+is held. diverged, failed: start values are kept. v* not reached: the passes over the data ran out, or v* was not
+found closely enough to decide. Notes name the precisions and say what to do.
 """
 
 

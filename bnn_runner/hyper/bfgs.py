@@ -32,7 +32,7 @@ class Ascent:
     finite: bool = True
 
 
-def _always_known(point: Tensor) -> bool:
+def _never(point: Tensor) -> bool:
     return False
 
 
@@ -43,11 +43,18 @@ def maximise(
     low: float,
     high: float,
     steps: int,
-    unsettled: Callable[[Tensor], bool] = _always_known,
+    unknown: Callable[[Tensor], bool] = _never,
 ) -> Ascent:
-    """The maximum of `objective` over the variables where `free` [G] is true, each between `low` and `high`.
+    """The maximum of `objective` over its free variables, each between `low` and `high`.
 
-    The search ends before the first point at which the objective is `unsettled`: known no longer.
+    Args:
+        objective: from the variables [G] to a scalar, differentiable.
+        start: the first point [G].
+        free: which variables may move, [G] bool.
+        low: lower bound of every variable.
+        high: upper bound of every variable.
+        steps: most iterations.
+        unknown: whether the objective is not known at a point; the search ends before the first such point.
     """
     point = start.clone()
     value, gradient = _value_and_gradient(objective, point)
@@ -64,8 +71,8 @@ def maximise(
             inverse = torch.eye(len(point), dtype=point.dtype)
             direction = gradient * movable
         direction = direction * min(1.0, LONGEST_STEP / float(direction.abs().max()))
-        found = _line_search(objective, point, value, gradient, direction, low, high, unsettled)
-        if found is None:  # no uphill step left that rounding can tell, or that can be evaluated
+        found = _line_search(objective, point, value, gradient, direction, low, high, unknown)
+        if found is None:  # no step gains more than rounding, or the objective is unknown there
             return Ascent(point, largest, iteration)
         new_point, new_value, new_gradient = found
         inverse = _updated(inverse, (new_point - point) * movable, (gradient - new_gradient) * movable)
@@ -101,7 +108,7 @@ def _line_search(
     direction: Tensor,
     low: float,
     high: float,
-    unsettled: Callable[[Tensor], bool],
+    unknown: Callable[[Tensor], bool],
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The first of the steps 1, ½, ¼ … that gains enough (Armijo, 1e-4); None if none does, up to rounding."""
     length = 1.0
@@ -111,7 +118,7 @@ def _line_search(
         if gain <= _ROUNDING * abs(float(value)):
             return None
         new_value, new_gradient = _value_and_gradient(objective, candidate)
-        if unsettled(candidate):
+        if unknown(candidate):
             return None
         if (
             _is_finite(new_value, new_gradient)

@@ -17,7 +17,7 @@ from bnn_runner.hyper.starts import best_start
 from bnn_runner.hyper.tied_precisions import inside, mean_by, range_problems, sum_by, tied, tolerance_problems
 
 LONGEST, MORE = 1e4, 4.0
-"""At most so many EM steps are leapt over at once, and so many times more after a leap that went well."""
+"""Most EM steps that one extrapolation skips, and the factor by which it may grow after a successful one."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,20 @@ class EM:
     """λ_g ← D_g / (‖w_g‖² + Tr_g Σ), with Σ = (H + Λ)⁻¹ and D_g weights (Dempster et al. 1977; Antorán et al. 2023).
 
     E step: Tr_g Σ = (D_g − γ_g)/λ_g, with γ_g = Tr_g H (H + Λ)⁻¹ exact, or the mean over posterior samples where
-    the method has these (the same standard normals in every step, so that the steps have a limit). M step: closed
-    form. Its fixed points are those of MacKay's γ_g / ‖w_g‖², which are the stationary points of the evidence; it
-    ends when no precision is further than `tolerance` of a logarithm from its fixed point, and has converged by the
-    evidence's gradient (see `hyper.search_end`). Plain EM creeps
-    where data inform few weights (each step goes the share γ_g/D_g of the way), so each pair of steps is extrapolated
-    (SQUAREM, Varadhan & Roland 2008, scheme S3). family: isotropic, layerwise or groupwise; several λ begin at
-    the better of the best single one and the training prior. A precision that runs
-    away is named and held (see `hyper.runaway`); one that becomes NaN says so, and all keep their start values.
-    steps: E steps at most.
+    the method has them (the same standard normals in every step, so that the steps converge). M step: closed
+    form. Its fixed points are those of MacKay's γ_g / ‖w_g‖², the stationary points of the evidence. Plain EM is slow
+    where data determine few weights (a step covers the fraction γ_g/D_g of the remaining distance), so each pair of
+    steps is extrapolated (SQUAREM, Varadhan & Roland 2008, scheme S3). Several λ start at the better of the best
+    single one and the training prior. Whether the search has converged is decided by the evidence's gradient (see
+    `search_end`); precisions that run away are held (see `runaway`).
+
+    Attributes:
+        family: one λ (isotropic), one per group of weights (layerwise), or one for each scale-invariant group and one
+            for all others (groupwise).
+        steps: most E steps.
+        tolerance: distance of log λ from its fixed point at which the search ends.
+        low: smallest precision.
+        high: largest precision.
     """
 
     family: Literal["isotropic", "layerwise", "groupwise"] = "isotropic"
@@ -61,7 +66,7 @@ class EM:
         return replace(choice, facts={**choice.facts, "em_e_step": samples})
 
     def _iterate(self, problem: PrecisionProblem, ties: Tensor, begin: Tensor) -> SearchEnd:
-        """EM from `begin` [G]; a variable that runs away is held, and the others go on."""
+        """EM from `begin` [G]; a variable that runs away is held, and the others continue."""
         search = _Search(problem, ties)
         free, notes = torch.ones(len(begin), dtype=torch.bool), list[str]()
         logs = begin
@@ -83,9 +88,9 @@ class EM:
     def climb(
         self, search: _Search, start: Tensor, free: Tensor
     ) -> tuple[Tensor, Literal["stopped", "at bound", "diverged"]]:
-        """Log precisions where no free one moves any more or the steps are spent (stopped), or one meets a bound.
+        """Log precisions once no free one moves or the steps run out (stopped), or one reaches a bound.
 
-        Where the passes for v* are spent, it stops at the last precisions for which v* was reached.
+        Where the passes for v* run out, it stops at the last precisions for which v* was reached.
         """
         low, high = math.log(self.low), math.log(self.high)
 
@@ -93,16 +98,16 @@ class EM:
             moved, gap = search.step(logs)
             return torch.where(free, moved, logs), torch.where(free, gap, 0.0)
 
-        logs = settled = start
+        logs = known = start
         longest = MORE
         while True:
             first, gap = step(logs)
             if search.spent(logs):
-                return settled, "stopped"
-            settled = logs
+                return known, "stopped"
+            known = logs
             if bool(first.isnan().any()):
                 return logs, "diverged"
-            # Where w_g or γ_g is nothing at all, no finite precision is a fixed point.
+            # Where w_g or γ_g is zero, no finite precision is a fixed point.
             if bool(gap.isinf().any()):
                 return torch.where(gap.isinf(), torch.where(gap > 0, high, low), logs), "at bound"
             if float(gap.abs().max()) <= self.tolerance or search.count >= self.steps:
@@ -111,9 +116,9 @@ class EM:
             once, twice = first - logs, second - first
             bend = float((twice - once).norm())
             length = min(max(float(once.norm()) / bend, 1.0), longest) if bend > 0 else 1.0
-            leapt = (logs + 2 * length * once + length**2 * (twice - once)).clamp(low, high)
-            third, _ = step(leapt)
-            worse = bool(third.isnan().any()) or float((third - leapt).norm()) > float(once.norm())
+            ahead = (logs + 2 * length * once + length**2 * (twice - once)).clamp(low, high)
+            third, _ = step(ahead)
+            worse = bool(third.isnan().any()) or float((third - ahead).norm()) > float(once.norm())
             if worse:
                 longest = max(longest / MORE, 1.0)
             elif length >= longest:
@@ -124,14 +129,14 @@ class EM:
 
 
 FIRST_STEPS = 30
-"""EM steps that lead to another start of a search by another rule."""
+"""EM steps to a further start value, for other rules."""
 
 
 def em_steps(problem: PrecisionProblem, ties: Tensor, begin: Tensor, low: float, high: float) -> Tensor:
-    """Log precisions [G] after `FIRST_STEPS` EM steps from `begin`; `begin` itself where they meet a NaN."""
+    """Log precisions [G] after `FIRST_STEPS` EM steps from `begin`; `begin` itself where they meet NaN."""
     rule = EM(steps=FIRST_STEPS, low=low, high=high)
     moved, _ = rule.climb(_Search(problem, ties), begin, torch.ones(len(begin), dtype=torch.bool))
-    # A search must be able to move its variables, so none begins at a bound.
+    # A search must be able to move its variables, so none starts at a bound.
     return torch.where((moved > math.log(low)) & (moved < math.log(high)), moved, begin)
 
 
@@ -143,17 +148,17 @@ class _Search:
         self.sizes = sum_by(torch.tensor(problem.sizes, dtype=torch.float64), ties)
 
     def spent(self, logs: Tensor) -> bool:
-        """Whether v* was not reached at these log precisions, and no pass is left to search it."""
+        """Whether v* was not reached at these log precisions and no pass is left to search it."""
         return spent(self.problem, logs.exp()[self.ties])
 
     def step(self, logs: Tensor) -> tuple[Tensor, Tensor]:
-        """New log precisions, and the log of MacKay's precision over the present one."""
+        """New log precisions, and log(MacKay's precision / current one)."""
         self.count += 1
         each = logs.exp()[self.ties]
         dimensions = sum_by(self.problem.effective_dimensions(each), self.ties)
         squares = sum_by(self.problem.squares(each), self.ties)
-        spread = (self.sizes - dimensions).clamp_min(0) / logs.exp()  # Tr_g Σ
-        moved = self.sizes.log() - (squares + spread).log()
-        # Weights that the outputs do not depend on may have neither.
+        variances = (self.sizes - dimensions).clamp_min(0) / logs.exp()  # Tr_g Σ
+        moved = self.sizes.log() - (squares + variances).log()
+        # Both may be zero for weights without influence on the outputs.
         gap = torch.where((dimensions == 0) & (squares == 0), 0.0, dimensions.log() - squares.log() - logs)
         return moved, gap

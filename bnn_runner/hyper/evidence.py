@@ -31,14 +31,20 @@ from bnn_runner.hyper.tied_precisions import (
 class Evidence:
     """The largest log marginal likelihood, by BFGS in log λ (MacKay 1992; Immer et al. 2021).
 
-    family=isotropic: one λ; layerwise: one a group of weights (tensor, or layer where blocks are
-    layers); groupwise: one for each scale-invariant group and one for all others (Antorán et al.
-    2022); parameter: one a weight, in closed form where the curvature is diagonal; g: the one λ of the
-    neural g-prior λ diag(H)/N. Several λ are searched from where the evidence is largest: at the training prior, at
-    the best single λ, or where some EM steps lead from there; so they end no lower than the best single λ.
-    noise=evidence chooses one common factor of the regression noise with them. A λ that runs away is named and held
-    (see `hyper.runaway`); a search that meets a value that is not finite says so and keeps the values that it began
-    with. Converged: see `hyper.search_end`.
+    Several λ are searched from the start with the largest evidence: the training prior, the best single λ, or the
+    result of some EM steps from there; so their evidence is no lower than that of the best single λ. Whether the
+    search has converged is decided by the evidence's gradient (see `search_end`); precisions that run away are held
+    (see `runaway`).
+
+    Attributes:
+        family: isotropic: one λ; layerwise: one per group of weights (a tensor, or a layer where blocks are
+            layers); groupwise: one for each scale-invariant group and one for all others (Antorán et al. 2022);
+            parameter: one per weight, in closed form, for a diagonal curvature; g: the one λ of the neural
+            g-prior λ diag(H)/N.
+        noise: trained keeps the regression noise; evidence selects one common factor of it together with λ.
+        steps: most BFGS iterations.
+        low: smallest λ.
+        high: largest λ.
     """
 
     family: Family = "isotropic"
@@ -65,7 +71,7 @@ class Evidence:
         return concluded("evidence", problem, ties, self._climb(problem, ties, begin))
 
     def _climb(self, problem: PrecisionProblem, ties: Tensor, begin: Tensor) -> SearchEnd:
-        """BFGS from `begin` [G]; a variable that runs away is held, and the others are searched on."""
+        """BFGS from `begin` [G]; a variable that runs away is held, and the search of the others continues."""
         free = torch.ones(len(begin), dtype=torch.bool)
         low, high = math.log(self.low), math.log(self.high)
         notes: list[str] = []
@@ -74,12 +80,12 @@ class Evidence:
         def objective(logs: Tensor) -> Tensor:
             return problem.evidence(logs.exp() if len(logs) == 1 else logs.exp()[ties])
 
-        def unsettled(logs: Tensor) -> bool:
+        def unknown(logs: Tensor) -> bool:
             return spent(problem, logs.exp()[ties])
 
         logs = begin
         while True:
-            found = maximise(objective, logs, free, low, high, self.steps, unsettled)
+            found = maximise(objective, logs, free, low, high, self.steps, unknown)
             logs, iterations = found.point, iterations + found.iterations
             if not found.finite:
                 return SearchEnd(begin, torch.zeros_like(begin), free, iterations, True, tuple(notes))

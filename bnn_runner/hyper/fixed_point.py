@@ -31,12 +31,18 @@ from bnn_runner.hyper.tied_precisions import (
 class FixedPoint:
     """MacKay's re-estimation λ_g ← γ_g / ‖w*_g‖² with γ_g = Tr_g H (H + Λ)⁻¹, until no λ changes (MacKay 1992).
 
-    A step of log λ_g that turns back is halved, since full ones can go back and forth for ever.
-    Where it ends the derivative of the evidence in every log λ_g, ½ (γ_g − λ_g ‖w*_g‖²), is zero, so it is a stationary
-    point of what `Evidence` climbs. family, noise and the starts of several λ as there. A λ that runs away is named
-    and held (see `hyper.runaway`); one that becomes NaN says so, and all keep their start values. tolerance: change
-    of log λ that ends the search; whether it has converged is decided by the evidence's gradient (see
-    `hyper.search_end`).
+    A step of log λ_g that reverses direction is halved, since full steps can oscillate for ever. At its end the
+    derivative of the evidence in every log λ_g, ½ (γ_g − λ_g ‖w*_g‖²), is zero: a stationary point of what `Evidence`
+    climbs, from the same starts. Whether the search has converged is decided by that derivative (see `search_end`);
+    precisions that run away are held (see `runaway`).
+
+    Attributes:
+        family: as in `Evidence`.
+        noise: as in `Evidence`.
+        steps: most rounds.
+        tolerance: change of log λ at which the search ends.
+        low: smallest λ.
+        high: largest λ.
     """
 
     family: Family = "isotropic"
@@ -65,33 +71,33 @@ class FixedPoint:
         begin = best_start(problem, ties, initial, self.low, self.high, further)
         return concluded("fixed_point", problem, ties, self._iterate(problem, ties, begin))
 
-    def go_on(self, problem: PrecisionProblem) -> Choice:
-        """As `choose`, from the precisions that the problem comes with: for a rule that goes on from round to round."""
+    def resume(self, problem: PrecisionProblem) -> Choice:
+        """As `choose`, but from the problem's own precisions only: for a rule that continues from round to round."""
         ties = tied(problem, self.family)
         begin = mean_by(inside(problem.start, self.low, self.high).log(), ties)
         return concluded("fixed_point", problem, ties, self._iterate(problem, ties, begin))
 
     def _iterate(self, problem: PrecisionProblem, ties: Tensor, begin: Tensor) -> SearchEnd:
-        """The re-estimation from `begin` [G]; a variable that runs away is held, and the others go on."""
+        """The re-estimation from `begin` [G]; a variable that runs away is held, and the others continue."""
         logs, free, notes = begin, torch.ones(len(begin), dtype=torch.bool), list[str]()
-        settled, last, change, iteration = begin, torch.zeros_like(begin), math.inf, 0
+        known, last, change, iteration = begin, torch.zeros_like(begin), math.inf, 0
 
         while True:
             dimensions, penalties = evidence_terms(problem, logs, ties)
             if spent(problem, logs.exp()[ties]):
-                logs = settled
+                logs = known
                 break
-            settled = logs
+            known = logs
             ended = iteration >= self.steps or change <= self.tolerance or not bool(free.any())
             stuck = free & is_flat(problem, logs, ties) if ended else torch.zeros_like(free)
             if ended and not bool(stuck.any()):
                 break
             if not ended:
                 iteration += 1
-                # λ ← γ/‖w‖²; a γ by samples can be negative, and weights without effect may have neither.
+                # λ ← γ/‖w‖²; a γ from samples can be negative, and both may be zero for weights without influence.
                 moving = free & ((dimensions != 0) | (penalties != 0))
                 step = torch.where(moving, (dimensions.clamp_min(0) / penalties).log(), 0.0)
-                step = torch.where(step * last < 0, step / 2, step)  # full steps back and forth may never settle
+                step = torch.where(step * last < 0, step / 2, step)  # full steps may oscillate
                 moved, last = logs + step, step
                 if bool(moved.isnan().any()):
                     return SearchEnd(begin, torch.zeros_like(begin), free, iteration, True, tuple(notes))

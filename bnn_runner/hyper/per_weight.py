@@ -25,13 +25,13 @@ def best_precisions(diagonal: Tensor, squares: Tensor) -> Tensor:
 def for_each_weight(
     problem: PrecisionProblem, rule: str, steps: int, tolerance: float, low: float, high: float
 ) -> Choice:
-    """The best precision of each weight, [P]; the problem has a diagonal curvature.
+    """The best precision of each weight, [P], for a diagonal curvature.
 
-    Each round takes `best_precisions` at the squares of the last; where these do not move (the
-    evidence at w*), the second round changes nothing. A weight whose λ leaves `low` to `high` (no curvature, or
-    a weight that is zero, or goes to it as its λ grows) keeps its start value, and they are counted. It has
-    converged by the evidence's derivatives (`search_end`), once the precisions also stand still: a weight that is
-    pruned has a small derivative all the way.
+    Each round takes `best_precisions` at the squares of the last one; where these are constant (the
+    evidence at w*), the second round changes nothing. A weight whose λ leaves the bounds (no curvature, or
+    a weight that is zero, or tends to zero as its λ grows) keeps its start value; such weights are counted. The search
+    has converged when the evidence's derivatives are small (see `search_end`) and the precisions no longer change: a
+    weight that is being pruned has a small derivative all the time.
 
     Args:
         problem: with curvature h [P] and the squares w_j² [P], which may depend on the precisions.
@@ -44,14 +44,14 @@ def for_each_weight(
     assert problem.diagonal is not None, "refused before the fit"
     diagonal = problem.diagonal
     start = inside(problem.start, low, high).repeat_interleave(torch.tensor(problem.sizes))
-    precisions, settled, change, iteration = start, start, math.inf, 0
+    precisions, known, change, iteration = start, start, math.inf, 0
     kept = torch.zeros_like(start, dtype=torch.bool)
     while iteration < steps and change > tolerance:
         terms = problem.squares(precisions).to(start)
         if spent(problem, precisions):
-            precisions = settled
+            precisions = known
             break
-        settled, iteration = precisions, iteration + 1
+        known, iteration = precisions, iteration + 1
         if not bool(torch.isfinite(terms).all()):
             note = f"hyper={rule}: the search met a value that is not finite, so all precisions keep their start values"
             return Choice(start, "diverged", {"hyper_iterations": iteration}, (note,))
@@ -69,15 +69,12 @@ def for_each_weight(
     if num_kept:
         notes.insert(
             0,
-            f"hyper={rule}: the precisions of {num_kept:,} of {len(start):,} weights ran to a bound "
-            "(no curvature, or a weight that is zero or goes to it) and keep their start value",
+            f"hyper={rule}: the precisions of {num_kept:,} of {len(start):,} weights reached a bound "
+            "(no curvature, or a weight that is zero or tends to zero) and keep their start values",
         )
     if change > tolerance and status in ("converged", "at bound"):
         status = "v* not reached" if problem.exhausted() else "not converged"
         remedy = "method.tangent_passes" if problem.exhausted() else "hyper.steps"
-        notes.append(
-            f"hyper={rule}: the precisions still move by {change:.2g} of a logarithm after {iteration} steps; "
-            f"raise {remedy}"
-        )
+        notes.append(f"hyper={rule}: after {iteration} steps log λ still changes by {change:.2g}; raise {remedy}")
     facts = {"hyper_iterations": iteration, "hyper_gradient": largest, "precisions_kept": num_kept}
     return Choice(precisions, status, facts, tuple(notes))

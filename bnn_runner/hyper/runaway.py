@@ -15,8 +15,8 @@ from bnn_runner.hyper.tied_precisions import named
 def is_flat(problem: PrecisionProblem, logs: Tensor, ties: Tensor) -> Tensor:
     """Where both halves of the derivative, ½ γ_g and ½ λ_g ‖w_g‖², are below `GRADIENT_NATS`, [G].
 
-    A derivative of zero is then no sign of a maximum. The data inform none of the group's weights at this precision,
-    and a larger one changes nothing: the search ran away with the group, or the outputs never depended on it.
+    A derivative of zero then does not indicate a maximum: at this precision the data have no influence on the group's
+    weights, and a larger one changes nothing. The precision ran away, or the outputs never depended on the group.
     """
     dimensions, penalties = evidence_terms(problem, logs, ties)
     return (0.5 * dimensions <= GRADIENT_NATS) & (0.5 * penalties <= GRADIENT_NATS)
@@ -25,12 +25,21 @@ def is_flat(problem: PrecisionProblem, logs: Tensor, ties: Tensor) -> Tensor:
 def hold(
     rule: str, problem: PrecisionProblem, ties: Tensor, logs: Tensor, stuck: Tensor, begin: Tensor, high: float
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Where to hold the variables `stuck` [G] that ran away, [G], and notes that name their groups.
+    """Log precisions with the variables that ran away held, and notes that name their groups.
 
     One of several that ran upwards is held at the first of begin, 10 begin, 100 begin … at which the evidence no
-    longer depends on it, so that the value does not depend on where the search gave up. One precision for all weights,
-    one that ran downwards, and one that never levels off below `high` keep the value that the search began with;
-    so do all where none is left to search.
+    longer depends on it, so that the value does not depend on where the search stopped. A single precision for all
+    weights, one that ran downwards, and one that never levels off below `high` keep their start values; so do all
+    of them where none is left to search.
+
+    Args:
+        rule: its name, for the notes.
+        problem: the evidence.
+        ties: which variable each group belongs to, [T].
+        logs: log precisions, [G].
+        stuck: the variables that ran away, [G].
+        begin: start values, [G].
+        high: largest precision.
     """
     at = torch.where(stuck, begin, logs)
     rising = stuck & (logs > begin + 1e-6) if not bool(stuck.all()) else torch.zeros_like(stuck)

@@ -1,4 +1,4 @@
-"""How a search of precisions ended: the one place where every rule's status is decided."""
+"""How a search of precisions ended: the status of every rule is decided here."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from bnn_runner.hyper.monte_carlo_error import dimension_errors
 from bnn_runner.hyper.tied_precisions import sum_by
 
 GRADIENT_NATS = 1e-2
-"""A search has converged where no free log precision has a larger derivative of the evidence."""
+"""Largest derivative of the evidence in a free log precision at which a search has converged."""
 
 
 @dataclass(frozen=True)
 class SearchEnd:
     """Where a search of G log precisions ended.
 
-    `logs` [G] are the log precisions, `gradient` [G] the derivative of the evidence in them, and `free` [G] those
-    that were searched to the end; the others ran away and are held (`notes` name them, see `runaway`). `diverged`: a
-    value that is not finite was met, and every precision keeps its start value.
+    Attributes:
+        logs: the log precisions, [G].
+        gradient: the derivative of the evidence in them, [G].
+        free: those that were searched to the end, [G]; the others ran away and are held (see `runaway`).
+        iterations: of the search.
+        diverged: a value that is not finite was met, and all precisions keep their start values.
+        notes: name the precisions that are held.
     """
 
     logs: Tensor
@@ -47,9 +51,9 @@ def evidence_terms(problem: PrecisionProblem, logs: Tensor, ties: Tensor) -> tup
 
 
 def gradient_error(problem: PrecisionProblem, precisions: Tensor, penalties: Tensor) -> float:
-    """How wrong a derivative can be because v* was not quite reached, in nats.
+    """The largest error of a derivative because v* was not quite reached, in nats.
 
-    With L_h at most `gap` above its minimum in the norm of Λ, ‖v − v*‖_Λ ≤ √(2 gap), and λ_g ‖v_g‖² / 2 moves by at
+    With L_h at most `gap` above its minimum, ‖v − v*‖_Λ ≤ √(2 gap), and λ_g ‖v_g‖² / 2 changes by at
     most √(2 gap · λ_g ‖v_g‖²) (Cauchy–Schwarz).
     """
     largest = float(penalties.max()) if len(penalties) else 0.0
@@ -66,7 +70,7 @@ def status_of(gradient: float, error: float, exhausted: bool, held: bool, diverg
 
     Args:
         gradient: the largest derivative of the evidence in a free log precision, in nats.
-        error: how wrong it can be because v* was not quite reached, in nats.
+        error: its largest error because v* was not quite reached, in nats.
         exhausted: no pass over the data is left to search v*.
         held: some precision ran away.
         diverged: a value that is not finite was met.
@@ -87,7 +91,8 @@ def concluded(rule: str, problem: PrecisionProblem, ties: Tensor, end: SearchEnd
     if end.diverged:
         values = ", ".join(f"{v:.3g}" for v in sorted(set(end.logs.exp().tolist())))
         notes.append(
-            f"hyper={rule}: the search met a value that is not finite; every precision keeps its start value ({values})"
+            f"hyper={rule}: the search met a value that is not finite, so all precisions keep their start values "
+            f"({values})"
         )
         return Choice(precisions, "diverged", facts, tuple(notes))
     gradient = end.largest_gradient
@@ -103,9 +108,9 @@ def concluded(rule: str, problem: PrecisionProblem, ties: Tensor, end: SearchEnd
 
 
 def status_notes(rule: str, status: HyperStatus, gradient: float, error: float, iterations: int) -> Sequence[str]:
-    """What to do about a search that has not converged; nothing for other statuses."""
+    """What to do about a search that has not converged; empty for other statuses."""
     if status == "v* not reached":
-        known = f"{gradient:.2g} nats" if error <= GRADIENT_NATS else f"known to {error:.2g} nats only"
+        known = f"{gradient:.2g} nats" if error <= GRADIENT_NATS else f"only known to within {error:.2g} nats"
         return (
             f"hyper={rule}: the search ended after {iterations} iterations because v* was not reached: the evidence's "
             f"derivative in a log precision is {known}. Raise method.tangent_passes, or use method.mode=network",

@@ -1,4 +1,4 @@
-"""Where a search for several precisions begins: the evidence of several has many maxima."""
+"""Where a search for several precisions starts; their evidence has many maxima."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def value(problem: PrecisionProblem, logs: Tensor, ties: Tensor) -> float:
 
 
 def best_single(problem: PrecisionProblem, logs: Tensor, low: float, high: float) -> Tensor:
-    """The single precision with the largest evidence for every variable, [G]; `logs` [G] where it is not found."""
+    """The single precision with the largest evidence, for every variable, [G]; `logs` [G] where none is found."""
     one, free = logs.mean(0, keepdim=True), torch.ones(1, dtype=torch.bool)
 
-    def unsettled(logs: Tensor) -> bool:
+    def unknown(logs: Tensor) -> bool:
         return spent(problem, logs.exp().expand(len(problem.names)))
 
     found = maximise(
-        lambda point: problem.evidence(point.exp()), one, free, math.log(low), math.log(high), SINGLE_STEPS, unsettled
+        lambda point: problem.evidence(point.exp()), one, free, math.log(low), math.log(high), SINGLE_STEPS, unknown
     )
     return found.point.expand(len(logs)).clone() if found.finite else logs
 
@@ -45,10 +45,17 @@ def best_start(
     high: float,
     further: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The start [G] with the largest evidence: that of the training prior (`initial`), the best single precision, or
-    where `further` leads from the better of these two (some EM steps, which never lower the evidence).
+    """The start [G] with the largest evidence: the training prior, the best single precision, or what `further` gives.
 
-    One precision has one start, and so has an evidence by samples, whose values are dear.
+    A single precision has one start, and so has an evidence from samples, whose values are expensive.
+
+    Args:
+        problem: the evidence.
+        ties: which variable each group belongs to, [T].
+        initial: the training prior's log precisions, [G].
+        low: smallest precision.
+        high: largest precision.
+        further: a further start from the better of the first two (some EM steps, which never lower the evidence).
     """
     if len(initial) == 1 or problem.dimension_samples is not None:
         return initial

@@ -31,7 +31,7 @@ class LogEvidence(Protocol):
         ...
 
     def gap(self, precisions: Tensor) -> float:
-        """What the evidence may still gain from a better expansion point, nats; 0 where that is reached."""
+        """What the evidence may still gain at a better expansion point, nats; 0 where the point is reached."""
         ...
 
     @property

@@ -73,7 +73,7 @@ class EvidenceWithNoise:
             return self.factor(precisions) * self.inner.squares(precisions)
 
     def gap(self, precisions: Tensor) -> float:
-        """L_h is β times that of `inner`, and so is what it may still lose."""
+        """β times that of `inner`, like L_h."""
         gap = self.inner.gap(precisions)
         with torch.no_grad():
             return float(self.factor(precisions)) * gap if gap else 0.0

@@ -53,13 +53,13 @@ class EvidenceAtOptimum:
         return self.prior.squares(self.optimum(precisions).weights, precisions)
 
     def gap(self, precisions: Tensor) -> float:
-        """At most so much is the evidence below its value at v*, in nats; 0 where v* is within the tolerance."""
+        """The most by which the evidence is below its value at v*, in nats; 0 where v* is within the tolerance."""
         found = self.optimum(precisions)
         return 0.0 if found.gradient <= self.tolerance else found.gap
 
     @property
     def exhausted(self) -> bool:
-        """Whether the passes over the data are spent."""
+        """Whether the passes over the data have run out."""
         return self.passes >= self.max_passes
 
     def reached(self, optimum: TangentOptimum) -> bool:

@@ -99,7 +99,7 @@ class MacKayLoop:
     def update(self, network: Network, task: Task, state: TuningState, epoch: int, seed: int) -> None:
         round_number = len(state.trace) + 1
         problem = self._evidence.at(network, task, derive_seed(seed, "mackay loop", round_number))
-        choice = self._fixed_point().go_on(problem)
+        choice = self._fixed_point().resume(problem)
         chosen = choice.precisions
         before = problem.start.clamp_min(self.low)  # a training prior of 0 has no logarithm
         move = float((chosen / before).log().abs().max())
