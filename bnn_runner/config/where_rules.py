@@ -22,32 +22,32 @@ SIZES = (SMALL, "paper")
 """small: runs on two CPU cores; paper: the published settings."""
 
 
-def settings_where(rules: Mapping[str, Any], chosen: Mapping[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
+def settings_where(rules: Mapping[str, Any], values: Mapping[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
     """Returns {key: value} of all rules whose condition holds; later rules override earlier ones.
 
     If a rule sets the choice of a group, the conditions after it see the new choice.
 
     Args:
         rules: Condition -> values, the block `where`.
-        chosen: Current values of the names that conditions may use.
+        values: Value of each name that a condition may use.
         typed: Keys set on the command line; rules do not change them.
 
     Raises:
         UserError: If a rule is not a condition with a mapping.
     """
-    current = dict(chosen)
+    current = dict(values)
     settings: dict[str, Any] = {}
-    for condition, values in rules.items():
-        words = [word.partition("=") for word in condition.split()]
-        if not words or not all(name and choices for name, _, choices in words) or not isinstance(values, Mapping):
+    for condition, body in rules.items():
+        terms = [term.partition("=") for term in condition.split()]
+        if not terms or not all(name and choices for name, _, choices in terms) or not isinstance(body, Mapping):
             raise UserError(
                 f"A rule of `where` must be a condition and a mapping; got {condition!r}. Correct the experiment's "
                 f"file, as in 'method=sgld: {{method.chains: 4}}'."
             )
-        if all(str(current.get(name)) in choices.split(",") for name, _, choices in words):
-            new = {key: value for key, value in values.items() if key not in typed}
+        if all(str(current.get(name)) in choices.split(",") for name, _, choices in terms):
+            new = {key: value for key, value in body.items() if key not in typed}
             settings |= new
-            current |= {key: value for key, value in new.items() if key in chosen}
+            current |= {key: value for key, value in new.items() if key in values}
     return settings
 
 

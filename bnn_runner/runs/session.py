@@ -117,5 +117,5 @@ class CellRun:
         """Returns the command as it was typed, with smaller settings and without a time limit."""
         run = self.experiment.run
         skip = {"time_limit", *changes}
-        words = [*(o for o in run.typed if parse(o).key not in skip), *(f"{k}={v}" for k, v in changes.items())]
-        return command_line(words, run.config_dir)
+        overrides = [*(o for o in run.typed if parse(o).key not in skip), *(f"{k}={v}" for k, v in changes.items())]
+        return command_line(overrides, run.config_dir)

@@ -240,11 +240,11 @@ class StudySweeper(Sweeper):
         if not complete:
             return
         best = study.best_trial
-        words = [*(["-m"] if len(space.repeats) > 1 else []), *space.command(best.params)]
+        arguments = [*(["-m"] if len(space.repeats) > 1 else []), *space.command(best.params)]
         if self.rounds.config_dir is not None:
-            words += ["--config-dir", str(self.rounds.config_dir)]
+            arguments += ["--config-dir", str(self.rounds.config_dir)]
         print(f"best: {objective.name} = {best.value:.6g} (trial {best.number})  {space.shown(best.params)}")
-        print(f"  {shlex.join(['bnn-run', *words])}")
+        print(f"  {shlex.join(['bnn-run', *arguments])}")
 
 
 @dataclass(frozen=True)
@@ -272,8 +272,8 @@ class Space:
 
     def command(self, params: Mapping[str, Any]) -> list[str]:
         """Returns the overrides of a trial as the user would type them."""
-        words = [*self.fixed, *(f"{name}={value}" for name, value in params.items()), *self.averaged]
-        return [text.lstrip("+") for text in words]
+        overrides = [*self.fixed, *(f"{name}={value}" for name, value in params.items()), *self.averaged]
+        return [text.lstrip("+") for text in overrides]
 
     def shown(self, params: Mapping[str, Any]) -> str:
         """Returns the values of a trial for messages."""

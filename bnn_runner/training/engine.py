@@ -25,6 +25,7 @@ from bnn_runner.models.weight_reads import PROBED_POINTS
 from bnn_runner.rng import generator, global_stream
 from bnn_runner.runtime.console import Progress
 from bnn_runner.training.augmentation import Unchanged
+from bnn_runner.training.divergence import check_loss, check_weights
 from bnn_runner.training.lanes import Forward, Strategy, Tensors, choose_strategy, concatenate, lane_forward, seconds_of
 from bnn_runner.training.noise_layers import StepNoise, check_noise_layers
 from bnn_runner.training.state import Lane, TrainingConfig, initial_state, residual_log_noise
@@ -32,14 +33,6 @@ from bnn_runner.training.state import Lane, TrainingConfig, initial_state, resid
 CHECKPOINT_SECONDS = 10.0
 SMALL_STEP = 4_000_000
 """Multiplications of a forward pass below which one thread is faster than several."""
-
-
-class Diverged(Exception):
-    """Some lanes (`lanes` are their indices) reached a non-finite loss or weight; the message names the step."""
-
-    def __init__(self, message: str, lanes: tuple[int, ...]) -> None:
-        super().__init__(message)
-        self.lanes = lanes
 
 
 def batch_bounds(num_points: int, batch_size: int) -> list[tuple[int, int]]:
@@ -128,15 +121,15 @@ class LaneTrainer:
         """Every lane's data order in an epoch, [L, N], and the augmentation of each point in that order, [L, N, F]."""
         if self._drawn is None or self._drawn[0] != epoch:
             image, augment = self.lanes[0].task.spec.input_shape, self.config.augment
-            orders, chosen = [], []
+            orders, augmentations = [], []
             for lane in self.lanes:
                 orders.append(torch.randperm(self.num_points, generator=generator(lane.seed, "order", epoch)))
                 if not isinstance(augment, Unchanged):
                     stream = generator(lane.seed, "augment", epoch)
-                    chosen.append(augment.choose(self.num_points, image, stream))
+                    augmentations.append(augment.choose(self.num_points, image, stream))
             order = torch.stack(orders) + self.offsets
-            changes = torch.stack(chosen) if chosen else torch.empty(*order.shape, 0, dtype=torch.int64)
-            self._drawn = epoch, order.to(self.device), changes.to(self.device)
+            augmentation = torch.stack(augmentations) if augmentations else torch.empty(*order.shape, 0).long()
+            self._drawn = epoch, order.to(self.device), augmentation.to(self.device)
         return self._drawn[1:]
 
     def _probe(self, strategy: Strategy) -> float:
@@ -218,7 +211,7 @@ class LaneTrainer:
                 state.nll_sum.add_(nll, alpha=end - begin)
                 ends_epoch = position == per_epoch - 1
                 if ends_epoch or self.device.type == "cpu" or state.step % 50 == 0:
-                    self._check_finite(nll, state.step)
+                    check_loss(nll, state.step, per_epoch, self.config.schedule.lr)
                 if ends_epoch:
                     state.seconds += time.perf_counter() - clock
                     clock = time.perf_counter()
@@ -236,7 +229,8 @@ class LaneTrainer:
                     raise Interrupted(f"training stopped after {done}")
             state.seconds += time.perf_counter() - clock  # the last update of the prior
             self._restore_best()
-            self._check_weights()
+            floats = (b for b in state.buffers.values() if b.is_floating_point())
+            check_weights([*state.parameters.values(), *floats], state.step, self.config.schedule.lr)
         return [self.network(i) for i in range(len(self.lanes))]
 
     @contextmanager
@@ -264,12 +258,12 @@ class LaneTrainer:
         state, per_epoch = self.state, len(self.bounds)
         epoch, position = divmod(state.step, per_epoch)
         begin, end = self.bounds[position]
-        order, chosen = self._epoch(epoch)
+        order, augmentation = self._epoch(epoch)
         x, y = self.data.gather(order[:, begin:end])
         if position + 1 < per_epoch:
             self.data.ahead(order[:, slice(*self.bounds[position + 1])])
-        if chosen.shape[-1]:
-            x = self.config.augment(x.flatten(0, 1), chosen[:, begin:end].flatten(0, 1)).view(x.shape)
+        if augmentation.shape[-1]:
+            x = self.config.augment(x.flatten(0, 1), augmentation[:, begin:end].flatten(0, 1)).view(x.shape)
         lr = self._lr_at(state.step)
         noise = {} if self._noise is None else self._noise.at(state.step, end - begin)
         nll = self._nll(self._outputs(x, noise), y, state.log_noise)
@@ -328,29 +322,6 @@ class LaneTrainer:
         for name, grad, p in zip(self.state.parameters, grads, self._detached, strict=False):
             if name in decays:
                 grad.addcmul_(p, decays[name].reshape(-1, *[1] * (p.dim() - 1)), value=1 / self.num_points)
-
-    def _check_finite(self, nll: Tensor, step: int) -> None:
-        if math.isfinite(nll.sum().item()):
-            return
-        finite = torch.isfinite(nll)
-        bad = tuple(int(i) for i in (~finite).nonzero().flatten())
-        epoch = (step - 1) // len(self.bounds) + 1
-        raise Diverged(
-            f"training diverged: the loss became {float(nll[bad[0]])} at step {step} (epoch {epoch}). Lower "
-            f"schedule.lr (now {self.config.schedule.lr}) or add warm-up with schedule.warmup_epochs.",
-            bad,
-        )
-
-    def _check_weights(self) -> None:
-        """Raises `Diverged` for non-finite weights: after the last update no loss is computed that would show them."""
-        tensors = [*self.state.parameters.values(), *(b for b in self.state.buffers.values() if b.is_floating_point())]
-        finite = torch.stack([torch.isfinite(t.detach()).reshape(len(self.lanes), -1).all(1) for t in tensors]).all(0)
-        if not bool(finite.all()):
-            raise Diverged(
-                f"training diverged: the weights became infinite or NaN in the last update (step {self.state.step}"
-                f"). Lower schedule.lr (now {self.config.schedule.lr}) or add warm-up with schedule.warmup_epochs.",
-                tuple(int(i) for i in (~finite).nonzero().flatten()),
-            )
 
     @torch.no_grad()
     def _record_epoch(self, epoch: int, lr: float) -> None:

@@ -83,7 +83,7 @@ def insert_noise(module: nn.Module, names: Sequence[str], layer: NoiseLayer) -> 
 
 
 def check_noise_layers(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> None:
-    """Checks that noise on the inputs of the noise layers is noise of their weights, by passes of the points x.
+    """Checks that noise on the inputs of the noise layers acts as noise on their weights, by passes of the points x.
 
     A mask of a layer's inputs is a mask of its weight's columns as long as nothing but the layer reads the weight.
 

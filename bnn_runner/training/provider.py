@@ -21,7 +21,8 @@ from bnn_runner.runtime.files import clear_unfinished, write_json
 from bnn_runner.runtime.leases import Lease
 from bnn_runner.tasks import Task
 from bnn_runner.training.cache import NetworkCache
-from bnn_runner.training.engine import Diverged, LaneTrainer
+from bnn_runner.training.divergence import Diverged
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.pretrained import PretrainedWeights, pretrained_network
 from bnn_runner.training.state import Lane, TrainingConfig
 

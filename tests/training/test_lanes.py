@@ -29,7 +29,8 @@ from bnn_runner.runtime import leases
 from bnn_runner.runtime.leases import Lease
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training.cache import NetworkCache
-from bnn_runner.training.engine import Diverged, LaneTrainer
+from bnn_runner.training.divergence import Diverged
+from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.provider import NetworkProvider, Training
 from bnn_runner.training.schedules import Schedule
 from bnn_runner.training.state import Lane, TrainingConfig
