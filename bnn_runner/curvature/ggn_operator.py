@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bnn_runner.base import Likelihood, Network
 from bnn_runner.curvature.block_fits import squares
+from bnn_runner.curvature.jacobian_forms import widened
 from bnn_runner.curvature.jacobians import BatchJacobians, Jacobians
 from bnn_runner.curvature.psd import Repairs, wide
 from bnn_runner.posteriors.io import CannotBeSaved
@@ -63,13 +64,20 @@ class Rows:
         assert self.factors is not None
         return self.factors.vjp(values)
 
+    def like(self, vectors: Tensor) -> Rows:
+        """In float64 where the vectors are: float32 products leave 1e-7 of the largest eigenvalue in the null space."""
+        if self.factors is None or vectors.dtype == self.factors.outputs.dtype:
+            return self
+        tensors = {name: widened(j) for name, j in self.factors.tensors.items()}
+        return Rows(None, BatchJacobians(wide(self.factors.outputs), tensors))
+
 
 @dataclass
 class GGNOperator:
     """Products with the rows of the training set, or of some of its points. Counts its passes over the data.
 
     `uniforms` [N, M, ·] belong to a sampled output curvature; `dtype` is that of vectors: float64 where the
-    rows are kept, else the network's.
+    rows are kept, else the network's (products with float64 vectors are float64 there too, at twice the cost).
     """
 
     split: Split
@@ -179,6 +187,7 @@ class GGNOperator:
         def work() -> Tensor:
             total = torch.zeros_like(vectors)
             for part, rows in self.batches(len(vectors), indices):
+                rows = rows.like(vectors)
                 total += rows.vjp(between(part, rows.jvp(vectors)))
             return total
 

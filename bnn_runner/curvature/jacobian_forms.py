@@ -5,12 +5,13 @@ Letters: B points, C directions of the outputs, T positions of a layer, P_t numb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from bnn_runner.curvature.conv_patches import Patches
+from bnn_runner.curvature.psd import wide
 
 FLOATS_AT_ONCE = 8_000_000
 """Numbers in one intermediate array: larger ones exceed the caches, and fresh memory costs more than arithmetic."""
@@ -152,3 +153,14 @@ def entries(jacobian: TensorJacobian, index: Tensor) -> DenseJacobian:
         inputs, grads = jacobian.inputs[:, index % width], jacobian.grads[:, :, index // width]
         return DenseJacobian(torch.einsum("bnt,bcnt->bcn", inputs, grads))
     return DenseJacobian(jacobian.dense()[..., index])
+
+
+def widened(jacobian: TensorJacobian) -> TensorJacobian:
+    """The same Jacobian in float64."""
+    if isinstance(jacobian, DenseJacobian):
+        return DenseJacobian(wide(jacobian.values))
+    if isinstance(jacobian, EmbeddingJacobian):
+        return replace(jacobian, grads=wide(jacobian.grads))
+    read = jacobian.read
+    read = replace(read, images=wide(read.images)) if isinstance(read, Patches) else wide(read)
+    return OuterProductJacobian(read, wide(jacobian.grads))

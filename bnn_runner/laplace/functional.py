@@ -209,8 +209,8 @@ class NystromCurvature:
         """Vᵀ H V, [r, r] float64, for vectors [r, P]. One pass."""
         gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
         for _, rows in self.rows.batches(len(vectors)):
-            inside = rows.jvp(vectors).flatten(0, 1)
-            gram += wide(inside.T @ inside).cpu()
+            inside = wide(rows.jvp(vectors).flatten(0, 1))
+            gram += (inside.T @ inside).cpu()
         return gram
 
     def _at(self, precisions: Tensor) -> tuple[Tensor, Tensor]:

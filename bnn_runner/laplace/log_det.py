@@ -136,13 +136,13 @@ class Spectrum:
             return self._quadrature(matrix.product).bracket(torch.ones(1, dtype=torch.float64))
         if self._isotropic is None:
             rows, root = self.rows, self.root
-            scaled = rows if root is None else Whitened(rows, root.to(rows.device, rows.dtype))
+            scaled = rows if root is None else Whitened(rows, wide(root.to(rows.device)))
             self._isotropic = self._quadrature(scaled.product)
         return self._isotropic.bracket(precisions[:1])
 
     def _quadrature(self, product: Callable[[Tensor], Tensor]) -> Quadrature:
         rows = self.rows
-        start = torch.stack([self._signs(q) for q in range(self.probes)]).to(rows.device, rows.dtype)
+        start = wide(torch.stack([self._signs(q) for q in range(self.probes)]).to(rows.device))
         return Quadrature(product, start / rows.size**0.5, self.steps)
 
     def _signs(self, probe: int) -> Tensor:

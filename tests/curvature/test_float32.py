@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from bnn_runner.base import Network
 from bnn_runner.curvature.block_fits import squares
 from bnn_runner.curvature.conv_patches import patches_of
-from bnn_runner.curvature.jacobian_forms import OuterProductJacobian
+from bnn_runner.curvature.jacobian_forms import (
+    DenseJacobian,
+    EmbeddingJacobian,
+    OuterProductJacobian,
+    TensorJacobian,
+    widened,
+)
 from bnn_runner.curvature.structures import STRUCTURES
 from bnn_runner.experiment import load_experiment
 from bnn_runner.hyper.fixed import Fixed
@@ -128,3 +134,22 @@ def test_sums_over_data_are_float64() -> None:
         expected = jacobian.dense().double().square().sum((0, 1))
         assert squares(jacobian).dtype == torch.float64
         torch.testing.assert_close(squares(jacobian), expected, rtol=1e-5, atol=0)
+
+
+def test_products_with_float64_vectors_are_float64() -> None:
+    """Of every form of Jacobian: J v and Jᵀu of its float64 copy. Planted bug: the factors left in float32."""
+    forms: list[TensorJacobian] = [
+        OuterProductJacobian(torch.randn(3, 4, 2), torch.randn(3, 2, 5, 2)),
+        OuterProductJacobian(patches_of(nn.Conv2d(2, 3, 3), torch.randn(3, 2, 5, 5)), torch.randn(3, 2, 3, 9)),
+        DenseJacobian(torch.randn(3, 2, 7)),
+        EmbeddingJacobian(torch.randint(0, 6, (3, 4)), torch.randn(3, 2, 4, 5), 6),
+    ]
+    for form in forms:
+        wide_form, vectors = widened(form), torch.randn(2, form.size, dtype=torch.float64)
+        rows = wide_form.dense()
+        assert rows.dtype == torch.float64
+        torch.testing.assert_close(rows, form.dense().double(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(wide_form.apply(vectors), rows @ vectors.T, rtol=1e-12, atol=1e-12)
+        values = torch.randn(3, 2, 2, dtype=torch.float64)
+        expected = values.flatten(0, 1).T @ rows.flatten(0, 1)
+        torch.testing.assert_close(wide_form.vjp(values), expected, rtol=1e-12, atol=1e-12)

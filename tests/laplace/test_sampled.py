@@ -28,6 +28,7 @@ from bnn_runner.methods.laplace_sampled import LaplaceSampled
 from bnn_runner.models.mlp import MLP
 from bnn_runner.rng import generator
 from bnn_runner.tasks import Task
+from tests.curvature.test_float32 import converted
 from tests.laplace.test_identities import dense_jacobian, small
 from tests.problems import context, make_network, make_task
 
@@ -267,3 +268,18 @@ def test_what_is_not_bounded_is_no_evidence() -> None:
     with pytest.raises(RunFailed, match=r"hyper=evidence requires a bounded evidence; got .* Use hyper=fixed_point"):
         method.fit(task, [network], context(Evidence()))
     assert method.fit(task, [network], context(FixedPoint())).report.facts["hyper_status"]
+
+
+@pytest.mark.usefixtures("quadrature")
+def test_a_float32_network_whose_rows_are_not_kept_has_the_same_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: Lanczos vectors in float32, whose rounding fills the null space (hundreds of nats)."""
+    task, network = converted(*hard_problem(), torch.float32)
+    reports = []
+    for keeps in (True, False):
+        monkeypatch.setattr(GGNOperator, "keeps", property(lambda self, keeps=keeps: keeps))
+        method = LaplaceSampled(samples=2, passes=5)
+        reports.append(method.fit(task, [network], context(Fixed(1e-2))).report.facts)
+    kept, single = reports
+    assert kept["evidence_status"] == single["evidence_status"] == "bounded"
+    allowed = 1e-3 + 2 * kept["evidence_truncation_nats"]
+    assert single["evidence_nats"] == pytest.approx(kept["evidence_nats"], abs=allowed)
