@@ -5,9 +5,10 @@ Letters as in `base`: N points, K outputs, S draws, tau points in a block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -82,14 +83,20 @@ class Evaluation:
         return self.splits["test"]
 
 
+ScoreStatus = Literal["ok", "n/a", "not converged", "not finite"]
+
+
 @dataclass(frozen=True)
 class Score:
     """One number of the tidy table.
 
+    Every score is given the status `not finite` and a note when its value or its standard error overflowed or met a
+    NaN, so a metric need not look.
+
     Attributes:
         metric: its name.
         value: NaN for n/a.
-        standard_error: over the n points or blocks of this one evaluation.
+        standard_error: over the n points or blocks of this one evaluation; NaN where there is none.
         n: number of points or blocks.
         split: which split it is of.
         tau: points per block of a joint score.
@@ -97,7 +104,7 @@ class Score:
         draws: number of draws that the value was computed from.
         better: "higher", "lower" or "" (neither).
         unit: in words.
-        status: ok, n/a (with the reason in `note`) or not converged.
+        status: ok, n/a (with the reason in `note`), not converged, or not finite.
         note: for a reader.
     """
 
@@ -113,6 +120,15 @@ class Score:
     unit: str = ""
     status: str = "ok"
     note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status in ("n/a", "not finite"):
+            return
+        bad_value = not math.isfinite(self.value)
+        if bad_value or math.isinf(self.standard_error):
+            name, number = ("value", self.value) if bad_value else ("standard error", self.standard_error)
+            object.__setattr__(self, "status", "not finite")
+            object.__setattr__(self, "note", "; ".join(filter(None, (self.note, f"the {name} is {number}"))))
 
 
 @runtime_checkable

@@ -72,6 +72,7 @@ def run_stochastic(
     seeds: Sequence[int],
     checkpoint: Checkpoint,
     progress: Progress = lambda stage, done, total: None,
+    advice: str = "",
 ) -> Chains:
     """Run L chains; the weights after each step of `kept` are the draws.
 
@@ -88,6 +89,7 @@ def run_stochastic(
         seeds: one per chain.
         checkpoint: of the state.
         progress: called as progress(stage, done, total).
+        advice: what the message of a failure says first.
 
     Raises:
         RunFailed: weights are not finite.
@@ -115,18 +117,18 @@ def run_stochastic(
             weights[:, stored], values[:, stored] = state.position, value
             stored += 1
         if keep or t % CHECK_EVERY == 0:
-            _check_finite(state.position, t, total, steps.at(t))
+            _check_finite(state.position, t, total, steps.at(t), advice)
     progress("sampling", total, total)
     return Chains(weights, values)
 
 
-def _check_finite(position: Tensor, t: int, total: int, step: float) -> None:
+def _check_finite(position: Tensor, t: int, total: int, step: float, advice: str) -> None:
     finite = torch.isfinite(position).all(-1)
     if not bool(finite.all()):
         bad = int((~finite).nonzero()[0])
         raise RunFailed(
             f"chain {bad} diverged: its weights are no longer finite at step {t + 1} of {total}, with step size "
-            f"{step:.3g}. Lower method.step, for example to a tenth of that."
+            f"{step:.3g}. {advice}Lower method.step, for example to a tenth of that."
         )
 
 

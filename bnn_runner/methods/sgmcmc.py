@@ -28,6 +28,7 @@ from bnn_runner.mcmc.posterior import ChainPosterior, treatment
 from bnn_runner.mcmc.steps import Cyclical, Polynomial, StepSizes, evenly_kept
 from bnn_runner.mcmc.summary import summarise
 from bnn_runner.mcmc.target import LogPosterior
+from bnn_runner.models.likelihoods import noise_advice
 from bnn_runner.posteriors.function_diversity import probe_points
 from bnn_runner.rng import derive_seed
 from bnn_runner.runtime.devices import thread_count
@@ -165,6 +166,7 @@ class StochasticGradientMCMC:
             seeds,
             Checkpoint(context.checkpoint, identity),
             context.progress,
+            noise_advice(getattr(reference.likelihood, "log_noise", None)) if context.noise_fixed else "",
         )
         classes = task.spec.kind == "classification"
         remedy = "Raise method.length or method.step; until then the uncertainty is not reliable."

@@ -133,6 +133,23 @@ class Natural:
         return eta * torch.exp(-log_precision), precision, log_precision
 
 
+LEAST_NOISE = torch.finfo(torch.float32).eps
+"""Of the targets' standard deviation: a smaller noise is below the rounding of a network's outputs."""
+STEEP_NOISE = 1e-3
+"""Of the targets' standard deviation: a smaller noise makes the likelihood so steep that it is named as the cause."""
+
+
+def noise_advice(log_noise: Tensor | None) -> str:
+    """What to say first where something diverged under a small noise, log σ in standardised units; else nothing."""
+    smallest = math.inf if log_noise is None else float(log_noise.detach().min().exp())
+    if not smallest < STEEP_NOISE:
+        return ""
+    return (
+        f"The noise is only {smallest:.2g} of the targets' standard deviation, which makes the likelihood that steep: "
+        "raise likelihood.sigma, or use likelihood.noise=learned. Otherwise: "
+    )
+
+
 @dataclass(frozen=True)
 class NoiseRule:
     """How the regression noise is determined, for every method of a comparison.
@@ -159,14 +176,34 @@ class NoiseRule:
                 "likelihood.noise=fixed requires likelihood.sigma=VALUE, the standard deviation of the noise in the "
                 "target's units."
             )
-        if self.sigma is not None and not self.sigma > 0:
-            raise UserError(f"likelihood.sigma must be positive (a standard deviation); got {self.sigma}.")
+        if self.sigma is not None and not 0 < self.sigma < math.inf:
+            raise UserError(f"likelihood.sigma must be positive and finite (a standard deviation); got {self.sigma}.")
         if self.noise != "fixed" and self.sigma is not None:
             raise UserError(
                 f"likelihood.sigma={self.sigma} requires likelihood.noise=fixed; got likelihood.noise={self.noise}. "
                 "Use "
                 "that, or leave out likelihood.sigma."
             )
+
+    def fixed_log_noise(self, target_scale: Tensor) -> Tensor:
+        """Log σ of the fixed noise in standardised units, [K].
+
+        Raises:
+            UserError: next to the targets' standard deviations `target_scale` [K] the noise is lost in the rounding of
+                float32 (below `LEAST_NOISE`), or they are lost in it (above 1 / `LEAST_NOISE`).
+        """
+        assert self.sigma is not None
+        for scale in target_scale.tolist():
+            if not LEAST_NOISE <= self.sigma / scale <= 1 / LEAST_NOISE:
+                small = self.sigma < scale
+                side, limit = ("at least", LEAST_NOISE * scale) if small else ("at most", scale / LEAST_NOISE)
+                raise UserError(
+                    f"likelihood.sigma must be {side} {limit:.2g}; got {self.sigma}. Networks compute in float32, "
+                    f"which has no digits for both this noise and targets of standard deviation {scale:.3g}. Set "
+                    f"likelihood.sigma={0.1 * scale:.2g} for a tenth of the targets' standard deviation, or "
+                    "likelihood.noise=learned."
+                )
+        return torch.log(self.sigma / target_scale)
 
     def problems(self, spec: TaskSpec, predictive: str) -> list[str]:
         """Why this rule does not support that task, or a method with that predictive; empty if it does."""

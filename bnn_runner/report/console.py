@@ -112,6 +112,7 @@ def _remark(score: AnyScore, companions: Sequence[AnyScore]) -> str:
         steps = zip(("S/4", "S/2"), fewer, strict=False) if len(fewer) == 2 else [(f"S={s.draws}", s) for s in fewer]
         words.append(", ".join(f"{label} {s.value:.4g}" for label, s in steps))
         words += [f"{s.value:.3g} effective" for s in effective]
+        words += [score.note] if score.status == "not finite" else []
     elif score.status == "ok" and not math.isfinite(score.value):
         words += [score.note or "not finite"]
     elif score.status != "ok" and score.note:  # how an ordinary number was made is in metrics.csv

@@ -157,7 +157,7 @@ def aggregate(scores: Sequence[ScoreRow], absent: int = 0) -> Entry:
         nonfinite,
         not_applicable=len(scores) - n,
         absent=absent,
-        marked=any(s.status not in ("ok", "n/a") for s in scores),
+        marked=any(s.status not in ("ok", "n/a", "not finite") for s in scores),
         better=next((s.better for s in scores if s.better), ""),
         unit=next((s.unit for s in scores if s.unit), ""),
         quartiles=_quartiles(values) if n and not nonfinite else (math.nan, math.nan, math.nan),

@@ -18,6 +18,7 @@ from bnn_runner.evaluation.evaluate import evaluate
 from bnn_runner.evaluation.temperature import Calibration, fit_temperature
 from bnn_runner.hyper.training_rule import training_facts
 from bnn_runner.loggers.finished import log_finished
+from bnn_runner.metrics.causes import with_causes
 from bnn_runner.posteriors import io as posterior_store
 from bnn_runner.rng import derive_seed, generator
 from bnn_runner.runs.cell import headline, write_description
@@ -92,7 +93,8 @@ def complete(cell_run: CellRun, provider: NetworkProvider, session: Session) -> 
 
 def score(cell_run: CellRun, evaluation: Evaluation) -> list[Score]:
     """Returns the scores of all metrics of the experiment; they depend only on the evaluation and the seed."""
-    return [s for metric in cell_run.experiment.metrics.values() for s in metric(evaluation, cell_run.cell.seed)]
+    scores = [s for metric in cell_run.experiment.metrics.values() for s in metric(evaluation, cell_run.cell.seed)]
+    return with_causes(scores, evaluation)
 
 
 def score_again(cell_run: CellRun) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import get_args
 
 import torch
 
 from bnn_runner.rng import generator
-from bnn_runner.scoring import Evaluation, Metric, Score, SplitEvaluation
+from bnn_runner.scoring import Evaluation, Metric, Score, ScoreStatus, SplitEvaluation
 from bnn_runner.tasks import Kind
 from bnn_runner.testing.expect import require
 
@@ -87,7 +88,13 @@ def check_score(score: Score, name: str) -> None:
     require(
         score.better in ("higher", "lower", ""), f"{name}: better must be higher, lower or empty; got {score.better!r}."
     )
-    known = ("ok", "n/a", "not converged")
+    known = get_args(ScoreStatus)
     require(score.status in known, f"{name}: status must be one of {', '.join(known)}; got {score.status!r}.")
+    stated = math.isfinite(score.value) or (score.status in ("n/a", "not finite") and bool(score.note))
+    require(
+        stated,
+        f"{name}: a value that is not finite must have the status n/a or not finite and its reason in `note`; got "
+        f"{score}.",
+    )
     reasoned = score.status != "n/a" or (math.isnan(score.value) and bool(score.note))
     require(reasoned, f"{name}: a score that is n/a must have the value NaN and its reason in `note`; got {score}.")

@@ -211,7 +211,7 @@ class LaneTrainer:
                 state.nll_sum.add_(nll, alpha=end - begin)
                 ends_epoch = position == per_epoch - 1
                 if ends_epoch or self.device.type == "cpu" or state.step % 50 == 0:
-                    check_loss(nll, state.step, per_epoch, self.config.schedule.lr)
+                    check_loss(nll, state.step, per_epoch, self.config.schedule.lr, self._given_noise)
                 if ends_epoch:
                     state.seconds += time.perf_counter() - clock
                     clock = time.perf_counter()
@@ -230,7 +230,7 @@ class LaneTrainer:
             state.seconds += time.perf_counter() - clock  # the last update of the prior
             self._restore_best()
             floats = (b for b in state.buffers.values() if b.is_floating_point())
-            check_weights([*state.parameters.values(), *floats], state.step, self.config.schedule.lr)
+            check_weights([*state.parameters.values(), *floats], state.step, self.config.schedule.lr, self._given_noise)
         return [self.network(i) for i in range(len(self.lanes))]
 
     @contextmanager
@@ -322,6 +322,11 @@ class LaneTrainer:
         for name, grad, p in zip(self.state.parameters, grads, self._detached, strict=False):
             if name in decays:
                 grad.addcmul_(p, decays[name].reshape(-1, *[1] * (p.dim() - 1)), value=1 / self.num_points)
+
+    @property
+    def _given_noise(self) -> Tensor | None:
+        """Log σ [L, K] where it is given by likelihood.sigma: then it may be the cause of a divergence."""
+        return self.state.log_noise if self.config.noise.noise == "fixed" else None
 
     @torch.no_grad()
     def _record_epoch(self, epoch: int, lr: float) -> None:

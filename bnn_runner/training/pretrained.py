@@ -200,8 +200,7 @@ def pretrained_network(
     log_noise = None
     if task.spec.kind == "regression" and config.noise.form == "homoscedastic":
         if config.noise.noise == "fixed":
-            assert config.noise.sigma is not None
-            log_noise = torch.log(config.noise.sigma / task.target_scale).to(device, config.dtype)
+            log_noise = config.noise.fixed_log_noise(task.target_scale).to(device, config.dtype)
         else:
             log_noise = residual_log_noise(module, parameters | buffers, task)
     likelihood = config.noise.likelihood(task.spec.kind, log_noise)

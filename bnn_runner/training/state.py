@@ -198,8 +198,7 @@ def _initial_noise(
         return None
     device = next(iter(parameters.values())).device
     if config.noise.noise == "fixed":
-        assert config.noise.sigma is not None
-        rows = [torch.log(config.noise.sigma / lane.task.target_scale) for lane in lanes]
+        rows = [config.noise.fixed_log_noise(lane.task.target_scale) for lane in lanes]
         return torch.stack(rows).to(device, config.dtype)
     if config.noise.noise == "residual":
         return torch.zeros(len(lanes), task.spec.num_outputs, device=device, dtype=config.dtype)
