@@ -29,6 +29,7 @@ class SplitEvaluation:
         means: regression: mean of y given each draw, [S, N, K].
         variances: regression: variance of y given each draw, [S or 1, N or 1, K]; of a closed form (S = 1) the total.
         epistemic: regression in closed form: the part of `variances` that the posterior adds, [N, K].
+        exact_loglik: next to draws: log-densities of the exact predictive, where it is a Gaussian, [N].
     """
 
     ids: Tensor
@@ -40,14 +41,19 @@ class SplitEvaluation:
     means: Tensor | None = None
     variances: Tensor | None = None
     epistemic: Tensor | None = None
+    exact_loglik: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class GaussianJoint:
-    """The exact joint predictive of a split's targets: mean [N] and covariance [N, N] with noise, original units."""
+    """The exact joint predictive of a split's targets: mean [N] and covariance [N, N] with noise, original units.
+
+    `noise` [N] is the part of the variances that repeats of one point do not share.
+    """
 
     mean: Tensor
     covariance: Tensor
+    noise: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,8 @@ class Score:
     Attributes:
         metric: its name.
         value: NaN for n/a.
-        standard_error: over the n points or blocks of this one evaluation; NaN where there is none.
+        standard_error: over the n points or blocks of this one evaluation; of a log-likelihood from draws it includes
+            the draws' own Monte Carlo error; NaN where there is none.
         n: number of points or blocks.
         split: which split it is of.
         tau: points per block of a joint score.

@@ -43,6 +43,11 @@ COSTS = (
     Group("online_evidence", "Evidence during training: cost and gain", "scripts/benchmark_online.py"),
     Group("training_overhead", "The runner's training, compared with a bare loop", "scripts/benchmark_training.py"),
     Group("sweep_costs", "Overhead of sweeps", "scripts/benchmark_sweeps.py"),
+    Group(
+        "joint_convergence",
+        "Joint scores from draws: how often they are called converged although biased",
+        "scripts/joint_convergence.py",
+    ),
     Group("report_costs", "Cost of bnn-report on 2,000 cells", "scripts/benchmark_report.py"),
 )
 OTHERS = (

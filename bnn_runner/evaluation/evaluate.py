@@ -9,32 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from bnn_runner.base import Centred, ClosedForm, Draws, Posterior, Predictive
-from bnn_runner.errors import RunFailed, UserError, raise_all
+from bnn_runner.errors import RunFailed, raise_all
 from bnn_runner.evaluation.accumulators import Accumulator, ClassAccumulator, RegressionAccumulator
-from bnn_runner.evaluation.closed_form import closed_form_log_probs, gaussian_log_prob, variances, widest_on_device
+from bnn_runner.evaluation.closed_form import closed_form_log_probs, widest_on_device
+from bnn_runner.evaluation.exact_gaussian import gaussian_joint, regression_piece, with_exact_logliks
 from bnn_runner.rng import generator
 from bnn_runner.runtime.console import Progress
-from bnn_runner.runtime.memory import TooLarge, memory_limit, out_of_memory
-from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
+from bnn_runner.runtime.memory import memory_limit, out_of_memory
+from bnn_runner.scoring import Evaluation, SplitEvaluation
 from bnn_runner.tasks import Split, Task
 
 DRAW_FLOATS = 64_000_000  # numbers held by the draws of one chunk
 OUTPUT_FLOATS = 8_000_000  # numbers in one [S, B, K] output
-JOINT_POINTS = 2_000  # the exact Gaussian joint is kept up to this many test points (an [N, N] matrix)
 
 _MaybeTensor = TypeVar("_MaybeTensor", Tensor, Tensor | None)
-
-
-class _MeanVariance(Protocol):
-    """What evaluation needs of a regression likelihood in addition to `log_prob`."""
-
-    def mean_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 def evaluate(
@@ -75,8 +69,10 @@ def evaluate(
     splits, notes = _splits(task, max_ood, max_shift, seed)
     scored = _score(task, posterior, splits, predictive, num_draws, seed, batch_size, progress, temperature)
     with torch.no_grad():
-        joint, joint_notes = _gaussian_joint(task, posterior, batch_size)
+        joint, joint_notes = gaussian_joint(task, posterior, batch_size)
         scored_splits = _with_centre(task, posterior, scored.splits, batch_size)
+        if predictive == "draws":
+            scored_splits = with_exact_logliks(task, posterior, splits, scored_splits, joint, batch_size)
     return replace(
         scored,
         splits=scored_splits,
@@ -321,7 +317,7 @@ def _score_moments(
             if task.spec.kind == "classification":
                 piece, count = _class_piece(posterior, predictive, x, y, temperature)
             else:
-                piece, count = _regression_piece(task, posterior, x, y)
+                piece, count = regression_piece(task, posterior, x, y)
             pieces.append(piece)
             repaired += count
             done += 1
@@ -339,33 +335,6 @@ def _class_piece(
     return SplitEvaluation(ids=torch.empty(0), loglik=loglik, targets=y, mean_probs=log_probs.exp()), repaired
 
 
-def _regression_piece(task: Task, posterior: ClosedForm, x: Tensor, y: Tensor | None) -> tuple[SplitEvaluation, int]:
-    moments = posterior.moments(x)
-    mean, covariance = _wide(moments.mean), _wide(moments.covariance)
-    epistemic, repaired = variances(covariance)
-    likelihood = cast(Posterior, posterior).likelihood
-    centre, noise = cast(_MeanVariance, likelihood).mean_variance(mean)
-    if centre.shape != mean.shape:
-        raise UserError(
-            "method.predict=closed_form requires outputs that are the mean of the target; under this likelihood.form "
-            "they are not, so the predictive is not Gaussian. Use method.predict=draws."
-        )
-    noise = noise.expand(mean.shape)
-    shift, scale = _wide(task.target_mean), _wide(task.target_scale)
-    loglik = None
-    if y is not None:
-        loglik = gaussian_log_prob(_wide(y), mean, covariance + torch.diag_embed(noise)) - scale.log().sum()
-    piece = SplitEvaluation(
-        ids=torch.empty(0),
-        loglik=None if loglik is None else loglik.unsqueeze(0),
-        targets=None if y is None else shift + scale * _wide(y),
-        means=(shift + scale * mean).unsqueeze(0),
-        variances=(scale.square() * (epistemic + noise)).unsqueeze(0),
-        epistemic=scale.square() * epistemic,
-    )
-    return piece, repaired
-
-
 def _concatenate(pieces: list[SplitEvaluation], split: Split) -> SplitEvaluation:
     """Batches of one split put together, on the CPU."""
 
@@ -378,27 +347,3 @@ def _concatenate(pieces: list[SplitEvaluation], split: Split) -> SplitEvaluation
 
     axes = {"loglik": 1, "targets": 0, "mean_probs": 0, "means": 1, "variances": 1, "epistemic": 0}
     return SplitEvaluation(ids=split.ids.cpu(), **{name: joined(name, dim) for name, dim in axes.items()})
-
-
-def _gaussian_joint(task: Task, posterior: Posterior, batch_size: int) -> tuple[GaussianJoint | None, tuple[str, ...]]:
-    """The exact joint predictive of the test targets, where the posterior over functions is Gaussian; and notes."""
-    if task.spec.kind != "regression" or task.test.targets is None or task.test.targets.shape[-1] != 1:
-        return None, ()
-    if not isinstance(posterior, ClosedForm):
-        return None, ()
-    if len(task.test) > JOINT_POINTS:
-        return None, (
-            f"no exact Gaussian joint for {len(task.test)} test points: it is computed for at most {JOINT_POINTS}",
-        )
-    means = torch.cat([_wide(posterior.moments(x).mean) for x, _ in task.test.batches(batch_size)])
-    centre, noise = cast(_MeanVariance, posterior.likelihood).mean_variance(means)
-    if centre.shape != means.shape:
-        return None, ("no exact Gaussian joint: the likelihood's mean is not the network's output",)
-    try:
-        outputs = _wide(posterior.joint_covariance(task.test))
-    except TooLarge as error:
-        return None, (f"no exact Gaussian joint: {error}",)
-    covariance = outputs + torch.diag(noise.expand(means.shape).squeeze(-1))
-    shift, scale = task.target_mean.cpu().double(), task.target_scale.cpu().double()
-    mean = (shift + scale * means.cpu().double()).squeeze(-1)
-    return GaussianJoint(mean, scale.square() * covariance.cpu().double()), ()

@@ -22,8 +22,19 @@ from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 
 TENSORS, FACTS = "evaluation.safetensors", "evaluation.json"
 FORMAT = 2
-"""2: with `Evaluation.unavailable`."""
-_FIELDS = ("ids", "loglik", "targets", "mean_probs", "mean_entropy", "centre", "means", "variances", "epistemic")
+"""2: with `Evaluation.unavailable`. Tensors added since are optional: `exact_loglik`, `gaussian_joint/noise`."""
+_FIELDS = (
+    "ids",
+    "loglik",
+    "targets",
+    "mean_probs",
+    "mean_entropy",
+    "centre",
+    "means",
+    "variances",
+    "epistemic",
+    "exact_loglik",
+)
 
 
 class DamagedEvaluation(UserError):
@@ -41,6 +52,8 @@ def save(evaluation: Evaluation, folder: Path) -> None:
     if evaluation.gaussian_joint is not None:
         tensors["gaussian_joint/mean"] = evaluation.gaussian_joint.mean
         tensors["gaussian_joint/covariance"] = evaluation.gaussian_joint.covariance
+        if evaluation.gaussian_joint.noise is not None:
+            tensors["gaussian_joint/noise"] = evaluation.gaussian_joint.noise
     # clone: safetensors refuses tensors that share memory
     data = tensors_to_bytes({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
     facts = {
@@ -89,7 +102,8 @@ def load(folder: Path) -> Evaluation:
         }
         joint = None
         if "gaussian_joint/mean" in tensors:
-            joint = GaussianJoint(tensors["gaussian_joint/mean"], tensors["gaussian_joint/covariance"])
+            mean, covariance = tensors["gaussian_joint/mean"], tensors["gaussian_joint/covariance"]
+            joint = GaussianJoint(mean, covariance, tensors.get("gaussian_joint/noise"))
         return Evaluation(
             kind=facts["kind"],
             predictive=facts["predictive"],

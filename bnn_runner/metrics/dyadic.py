@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from bnn_runner.errors import UserError
-from bnn_runner.evaluation.predictive import log_mixture, log_weights
-from bnn_runner.metrics.blocks import Blocks, draw_scores, permutations
+from bnn_runner.metrics.block_scores import block_scores, point_scores
+from bnn_runner.metrics.blocks import Blocks, permutations
 from bnn_runner.metrics.checks import positive_integers
-from bnn_runner.metrics.gaussian_blocks import exact_scores
-from bnn_runner.metrics.joint import NO_DRAWS
-from bnn_runner.metrics.scores import mean_score, not_available
+from bnn_runner.metrics.scores import not_available
 from bnn_runner.rng import generator
 from bnn_runner.scoring import Evaluation, Score
 
@@ -25,8 +23,8 @@ class Dyadic:
     """`dyadic_loglik` per kappa; kappa = 1 is the marginal.
 
     For kappa >= 2 a block has kappa distinct anchors from a seeded permutation and
-    tau = `labels` (kappa - 1) labels. Blocks are the same for all methods. Posteriors that are not finite also
-    get convergence rows, as in `Joint`.
+    tau = `labels` (kappa - 1) labels. Blocks are the same for all methods. Exact values, estimates from draws and
+    their status are as in `Joint`.
 
     Attributes:
         kappas: numbers of distinct anchors.
@@ -35,7 +33,7 @@ class Dyadic:
         variant: uniform: tau anchors drawn uniformly with replacement, each with its own label (Osband et al. 2022,
             "The Neural Testbed"); forced (named `dyadic_forced_loglik`, kappa = 2 only): the first anchor n1
             times, n1 uniform in 1..labels-2 (1..8), the second the other 10 - n1 times (Antoran et al. 2023).
-        tolerance: of the convergence check, nats per point.
+        tolerance: nats per label of bias that are allowed even where the standard error is smaller.
     """
 
     kappas: Sequence[int]
@@ -69,11 +67,8 @@ class Dyadic:
         return scores
 
     def _marginal(self, evaluation: Evaluation) -> list[Score]:
-        loglik = evaluation.test.loglik
-        assert loglik is not None
-        values = log_mixture(loglik, log_weights(evaluation))
-        fields = {"tau": 1, "kappa": 1, "better": "higher", "unit": "nats per block"}
-        return [mean_score(self.metric, values, evaluation, note="the marginal", **fields)]
+        fields = {"tau": 1, "kappa": 1, "unit": "nats per block", "note": "the marginal"}
+        return point_scores(self.metric, evaluation, "test", **fields)
 
     def _blocks(self, evaluation: Evaluation, seed: int, kappa: int) -> list[Score]:
         ids = evaluation.test.ids
@@ -81,8 +76,6 @@ class Dyadic:
         missing = not_available(self.metric, "", tau=tau, kappa=kappa, better="higher", unit="nats per block")
         if num_blocks == 0:
             return [replace(missing, note=f"{kappa} anchors require more than the {len(ids)} test points")]
-        if not evaluation.has_joint and evaluation.gaussian_joint is None:
-            return [replace(missing, note=NO_DRAWS)]
         blocks = []
         for repeat, order in enumerate(permutations(ids, self.repeats, seed, "dyadic")):
             anchors = order[: num_blocks * kappa].reshape(num_blocks, kappa)
@@ -90,10 +83,7 @@ class Dyadic:
             blocks.append(Blocks(anchors, self._counts(num_blocks, kappa, tau, stream)))
         left = len(ids) - num_blocks * kappa
         note = f"{self.repeats} permutations of {num_blocks} blocks, {left} points left over in each; {self.variant}"
-        scores = []
-        if evaluation.has_joint:
-            scores += draw_scores(self.metric, evaluation, blocks, tau, self.tolerance, kappa=kappa, note=note)
-        return scores + exact_scores(self.metric, evaluation, blocks, tau, kappa=kappa, note=note)
+        return block_scores(self.metric, evaluation, blocks, tau, self.tolerance, kappa=kappa, note=note)
 
     def _counts(self, num_blocks: int, kappa: int, tau: int, stream: torch.Generator) -> Tensor:
         """How often each anchor is repeated, [M, kappa] with rows summing to tau."""

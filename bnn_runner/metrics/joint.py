@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bnn_runner.metrics.blocks import Blocks, draw_scores, permutations
+from bnn_runner.metrics.block_scores import block_scores, point_scores
+from bnn_runner.metrics.blocks import Blocks, permutations
 from bnn_runner.metrics.checks import positive_integers
-from bnn_runner.metrics.gaussian_blocks import exact_scores
 from bnn_runner.metrics.scores import not_available
 from bnn_runner.scoring import Evaluation, Score
-
-NO_DRAWS = "a closed-form predictive has no draws, so there is no joint probability of several points"
 
 
 @dataclass(frozen=True)
@@ -21,12 +19,13 @@ class Joint:
 
     Blocks are consecutive points of permutations of the test set that are the same for all methods;
     the remainder is dropped and counted in the note. tau = 1 is the marginal, and one draw gives tau times the
-    marginal over the points used. `joint_loglik_exact` is added where the joint predictive is a known Gaussian.
+    marginal over the points used. Where the joint predictive is a known Gaussian the score is exact, and
+    `joint_loglik_by_draws` is its estimate. Elsewhere it is estimated from draws, with a status (see `log_mean`).
 
     Attributes:
         taus: numbers of points per block.
         repeats: permutations that are averaged over.
-        tolerance: nats per point, of the convergence check for posteriors that are not finite (see `blocks`).
+        tolerance: nats per point of bias that are allowed even where the standard error is smaller.
     """
 
     taus: Sequence[int]
@@ -50,12 +49,12 @@ class Joint:
                 reason = f"a block of {tau} points requires more than the {num_points} test points"
                 scores.append(not_available("joint_loglik", reason, tau=tau, better="higher", unit="nats per block"))
                 continue
+            if tau == 1:
+                note = "the marginal"
+                scores += point_scores("joint_loglik", evaluation, "test", tau=1, unit="nats per block", note=note)
+                continue
             left = num_points - num_blocks * tau
             note = f"{self.repeats} permutations of {num_blocks} blocks, {left} points left over in each"
             blocks = [Blocks(order[: num_blocks * tau].reshape(num_blocks, tau)) for order in orders]
-            if evaluation.has_joint:
-                scores += draw_scores("joint_loglik", evaluation, blocks, tau, self.tolerance, note=note)
-            elif evaluation.gaussian_joint is None:
-                scores.append(not_available("joint_loglik", NO_DRAWS, tau=tau, better="higher", unit="nats per block"))
-            scores += exact_scores("joint_loglik", evaluation, blocks, tau, note=note)
+            scores += block_scores("joint_loglik", evaluation, blocks, tau, self.tolerance, note=note)
         return scores

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bnn_runner.evaluation.predictive import log_mixture, log_weights
-from bnn_runner.metrics.scores import mean_score
+from bnn_runner.metrics.block_scores import point_scores
 from bnn_runner.scoring import Evaluation, Score
 
 
 @dataclass(frozen=True)
 class Marginal:
-    """`marginal_loglik` on test and, where there is one, val; nats per point, original target units."""
+    """`marginal_loglik` on test and, where there is one, val; nats per point, original target units.
+
+    It is the joint score of single points. Where the predictive is a known Gaussian it is exact, and
+    the value from draws is `marginal_loglik_by_draws`; elsewhere it is estimated from draws, with a
+    status (`bnn_runner.metrics.log_mean`).
+    """
 
     def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
         scores = []
         for name in ("test", "val"):
             split = evaluation.splits.get(name)
-            if split is None or split.loglik is None:
-                continue
-            values = log_mixture(split.loglik, log_weights(evaluation))
-            scores.append(
-                mean_score("marginal_loglik", values, evaluation, split=name, better="higher", unit="nats per point")
-            )
+            if split is not None and split.loglik is not None:
+                scores += point_scores("marginal_loglik", evaluation, name, unit="nats per point")
         return scores

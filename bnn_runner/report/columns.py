@@ -68,15 +68,16 @@ _HEADLINES: tuple[tuple[str, int | None, int | None], ...] = (
 )
 
 
-# Companions of a joint score: the same score with fewer draws, and the effective number of draws.
-AT_DRAWS, EFFECTIVE_DRAWS = "_at_draws", "_effective_draws"
-# The same score from a joint predictive in closed form.
+# Companions of a log-likelihood: the same with fewer draws, the effective number of draws, and, of an exact one, its
+# estimate from draws.
+AT_DRAWS, EFFECTIVE_DRAWS, BY_DRAWS = "_at_draws", "_effective_draws", "_by_draws"
+# Of older results: the exact score, next to the one from draws.
 EXACT = "_exact"
 
 
 def is_companion(metric: str) -> bool:
     """Whether a metric only shows how another one converges with the number of draws."""
-    return metric.endswith((AT_DRAWS, EFFECTIVE_DRAWS))
+    return metric.endswith((AT_DRAWS, EFFECTIVE_DRAWS, BY_DRAWS))
 
 
 def group_of(metric: str, split: str = "test") -> str:

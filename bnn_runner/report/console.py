@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS, EXACT, GROUP_ORDER, Column, group_of, is_companion
+from bnn_runner.report.columns import (
+    AT_DRAWS,
+    BY_DRAWS,
+    EFFECTIVE_DRAWS,
+    EXACT,
+    GROUP_ORDER,
+    Column,
+    group_of,
+    is_companion,
+)
 from bnn_runner.report.numbers import number
 from bnn_runner.report.read_cells import ScoreRow
 
@@ -118,7 +127,10 @@ def _remark(score: AnyScore, companions: Sequence[AnyScore]) -> str:
     elif score.status != "ok" and score.note:  # how an ordinary number was made is in metrics.csv
         words.append(score.note)
     exact = [s for s in own if s.metric == score.metric + EXACT and s.status == "ok"]
-    return "; ".join(words + [f"exact {s.value:.4g}" for s in exact])
+    words += [f"exact {s.value:.4g}" for s in exact]
+    by_draws = [s for s in own if s.metric == score.metric + BY_DRAWS]
+    words += [f"exact; {s.value:.4g} from draws, {s.status}" if s.status != "ok" else "exact" for s in by_draws]
+    return "; ".join(words)
 
 
 def _column(score: AnyScore) -> Column:

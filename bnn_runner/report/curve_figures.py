@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bnn_runner.report import style
-from bnn_runner.report.columns import AT_DRAWS, EFFECTIVE_DRAWS, EXACT
+from bnn_runner.report.columns import AT_DRAWS, BY_DRAWS, EFFECTIVE_DRAWS, EXACT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,11 +72,12 @@ def joint_curves(scores: Sequence[Score], title: str) -> Figure | None:
     figure, axes = style.new_figure(columns=len(panels), width=4.8, height=3.9)
     for ax, (is_dyadic, kind) in zip(axes, panels, strict=True):
         lines = _lines(kind)
-        several = len({metric.removesuffix(EXACT) for metric, _ in lines}) > 1
+        several = len({_base(metric) for metric, _ in lines}) > 1
         for i, ((metric, draws), line) in enumerate(lines.items()):
-            words = [metric.removesuffix(EXACT).removesuffix("_loglik").replace("_", " ")] if several else []
+            words = [_base(metric).removesuffix("_loglik").replace("_", " ")] if several else []
             words += [f"S = {draws}"] if draws else []
-            words += ["exact Gaussian"] if metric.endswith(EXACT) else []
+            is_exact = metric.endswith(EXACT) or any(name == metric + BY_DRAWS for name, _ in lines)
+            words += ["exact Gaussian"] if is_exact else []
             _joint_line(ax, line, is_dyadic, i, ", ".join(words) or metric, with_band=i == 0)
         ax.set_xlabel("distinct anchors kappa" if is_dyadic else "block size tau")
         ax.set_ylabel("log-likelihood / tau [nats]")
@@ -115,6 +116,11 @@ def shift_curves(scores: Sequence[Score], title: str) -> Figure | None:
     handles, labels = axes[0].get_legend_handles_labels()
     style.legend_below(figure, handles, labels, columns=6)
     return figure
+
+
+def _base(metric: str) -> str:
+    """The score that an exact value and its estimate from draws share."""
+    return metric.removesuffix(EXACT).removesuffix(BY_DRAWS)
 
 
 def _lines(scores: Sequence[Score]) -> dict[tuple[str, int], list[Score]]:

@@ -19,8 +19,8 @@ def mean_ranks(table: Table) -> Grid:
     """Rank 1 is the best of a data set and model by its mean over seeds; ties share their mean rank.
 
     Entries are means ± standard errors over data sets. A data set counts for a column if every method has a number
-    there, so that all are ranked among the same methods. Raises `UserError` if no column has two methods on one data
-    set.
+    there that has converged in the number of draws, so that all are ranked among the same methods. Raises `UserError`
+    if no column has two methods on one data set.
     """
     blocks: dict[tuple[object, ...], dict[Name, Row]] = {}
     for row in table.rows:
@@ -67,7 +67,8 @@ def _ranks(
 
 def _mean(row: Row | None, column: Column) -> float:
     entry = row.entries.get(column) if row else None
-    return entry.mean if entry is not None and entry.n and not entry.not_applicable else math.nan
+    usable = entry is not None and entry.n and not (entry.not_applicable or entry.marked)
+    return entry.mean if entry is not None and usable else math.nan
 
 
 def _entry(ranks: Sequence[float], column: Column) -> Entry:

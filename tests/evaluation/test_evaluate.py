@@ -10,6 +10,7 @@ import torch
 from bnn_runner.base import Moments
 from bnn_runner.errors import RunFailed, UserError
 from bnn_runner.evaluation import evaluate as module
+from bnn_runner.evaluation import exact_gaussian
 from bnn_runner.evaluation.closed_form import bridge_log_probs, gaussian_log_prob, probit_log_probs, variances
 from bnn_runner.evaluation.evaluate import evaluate, evaluate_split
 from bnn_runner.evaluation.io import FACTS, TENSORS, DamagedEvaluation, load, save
@@ -358,7 +359,7 @@ def test_gaussian_joint_is_that_of_the_draws():
 
 
 def test_no_gaussian_joint_for_many_points(monkeypatch):
-    monkeypatch.setattr(module, "JOINT_POINTS", 10)
+    monkeypatch.setattr(exact_gaussian, "JOINT_POINTS", 10)
     result = run(make_task(), Linear(gaussian()))
     assert result.gaussian_joint is None and any("no exact Gaussian joint" in note for note in result.notes)
 

@@ -189,15 +189,20 @@ def test_the_exact_joint_score_through_the_whole_evaluation() -> None:
     whole = MultivariateNormal(scale * mean, noisy).log_prob(y[:, 0])
     singles = Normal(scale * mean, noisy.diagonal().sqrt()).log_prob(y[:, 0])
     scores = {(s.metric, s.tau): s for s in Joint(taus=(1, size), repeats=3, tolerance=0.01)(evaluation, 0)}
-    assert scores["joint_loglik_exact", size].value == pytest.approx(float(whole), rel=1e-8)
-    assert scores["joint_loglik_exact", 1].value == pytest.approx(float(singles.mean()), rel=1e-8)
+    assert scores["joint_loglik", size].value == pytest.approx(float(whole), rel=1e-8)
+    assert scores["joint_loglik", 1].value == pytest.approx(float(singles.mean()), rel=1e-8)
+    marginal = {(s.metric, s.split): s.value for s in Marginal()(evaluation, 0)}["marginal_loglik", "test"]
+    assert marginal == pytest.approx(float(singles.mean()), rel=1e-8)
     assert abs(float(whole - singles.sum())) > 0.1, "points that share a function are not independent"
-    # The same number by draws: log of a mean of 4,000 weights, within 5 standard errors.
+    # The same number by draws: log of a mean of 4,000 weights, within 5 standard errors; the row takes its bias off.
     loglik = evaluation.test.loglik
     assert loglik is not None
     weights = (loglik.sum(1) - whole).exp()
     assert abs(float(weights.mean()) - 1) < 5 * float(weights.std()) / math.sqrt(len(weights))
-    assert scores["joint_loglik", size].value == pytest.approx(float(whole + weights.mean().log()), rel=1e-8)
+    shares = weights / weights.sum()
+    bias = (float(shares.square().sum()) - 1 / len(weights)) / 2
+    by_draws = scores["joint_loglik_by_draws", size]
+    assert by_draws.value == pytest.approx(float(whole + weights.mean().log()) + bias, abs=1e-4)
 
 
 def test_closed_form_evaluation_is_exact_too() -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from bnn_runner.errors import UserError
-from bnn_runner.metrics.blocks import permutations
+from bnn_runner.metrics.blocks import Blocks, group_sums, permutations
 from bnn_runner.metrics.dyadic import Dyadic
+from bnn_runner.metrics.gaussian_blocks import block_values
 from bnn_runner.metrics.joint import Joint
 from bnn_runner.metrics.marginal import Marginal
 from bnn_runner.rng import generator
@@ -176,11 +177,9 @@ def test_an_impossible_label_counts_only_where_it_is_drawn():
     loglik[:, 0] = -math.inf
     score = dyadic((5,), repeats=1)(evaluation_of(loglik), 0)[0]
     assert score.value == -math.inf and "not finite" in score.note  # and not NaN
-    from bnn_runner.metrics.blocks import Blocks, block_terms
-
     blocks = Blocks(torch.tensor([[0, 1]]), torch.tensor([[0, 10]]))
-    values, _ = block_terms(loglik.T.contiguous(), torch.zeros(2).double(), blocks, [2])
-    assert math.isfinite(float(values))
+    sums = group_sums(loglik.T.contiguous(), torch.zeros(2).double(), blocks, [0, 2])
+    assert math.isfinite(float(sums.totals))
 
 
 def test_finite_posteriors_are_exact_and_carry_no_convergence():
@@ -198,17 +197,17 @@ def test_convergence_rows_and_flags():
     assert 1000 < effective.value <= 4000
     few = evaluation_of(random_loglik(20, 200), finite=False)
     scores = joint([10])(few, 0)
-    assert scores[0].status == "not converged" and "from S/4 to S" in scores[0].note
+    assert scores[0].status == "not converged" and "effective draws per block" in scores[0].note
     assert only(scores, metric="joint_loglik_effective_draws").value < 5
     tiny = joint([2])(evaluation_of(random_loglik(5, 200), finite=False), 0)
     assert tiny[0].status == "not converged" and "too few" in tiny[0].note
 
 
 def test_the_value_at_fewer_draws_is_that_of_the_first_draws():
-    loglik, weights = random_loglik(16, 30), random_loglik(1, 16, seed=3)[0]
+    loglik, weights = random_loglik(32, 30), random_loglik(1, 32, seed=3)[0]
     scores = dyadic((3,))(evaluation_of(loglik, log_weights=weights, finite=False), 0)
-    first = dyadic((3,))(evaluation_of(loglik[:4], log_weights=weights[:4]), 0)[0]
-    assert only(scores, metric="dyadic_loglik_at_draws", draws=4).value == pytest.approx(first.value, abs=1e-12)
+    first = dyadic((3,))(evaluation_of(loglik[:8], log_weights=weights[:8], finite=False), 0)[0]
+    assert only(scores, metric="dyadic_loglik_at_draws", draws=8).value == pytest.approx(first.value, abs=1e-12)
 
 
 def test_effective_draws_by_hand():
@@ -255,38 +254,47 @@ def test_exact_gaussian_joint_agrees_with_many_draws():
     for metric, name in cases:
         scores = metric(evaluation, 0)
         for score in (s for s in scores if s.metric == name):
-            exact = only(scores, metric=f"{name}_exact", tau=score.tau)
-            effective = only(scores, metric=f"{name}_effective_draws", tau=score.tau)
+            by_draws = only(scores, metric=f"{name}_by_draws", tau=score.tau)
+            effective = only(scores, metric=f"{name}_by_draws_effective_draws", tau=score.tau)
             # error of a log-mean: sqrt(S/ESS - 1) / sqrt(S) for each block; five of them, all blocks alike
-            assert abs(score.value - exact.value) < 5 / math.sqrt(effective.value)
-            assert score.status == "ok"
+            assert abs(score.value - by_draws.value) < 5 / math.sqrt(effective.value)
+            assert score.status == by_draws.status == "ok" and "exact Gaussian" in score.note
 
 
 def test_few_draws_are_biased_low_and_flagged():
     evaluation = gaussian_process(40, 16)
     scores = dyadic((3,))(evaluation, 0)
-    exact = only(scores, metric="dyadic_loglik_exact")
-    assert scores[0].status == "not converged"
-    assert scores[0].value < exact.value - 0.5
+    by_draws = only(scores, metric="dyadic_loglik_by_draws")
+    assert scores[0].status == "ok" and by_draws.status == "not converged"
+    assert by_draws.value < scores[0].value - 0.5
 
 
 def test_exact_gaussian_joint_of_repeated_points_against_the_definition():
     # One anchor, y seen three times: integrate N(f; m, c) prod N(y; f, s2) over f on a grid.
-    from bnn_runner.metrics.gaussian_blocks import _block_values
-
     y, m, c, s2 = 0.7, 0.2, 0.5, 0.09
     f = torch.linspace(-8, 8, 20001, dtype=torch.float64)
     log_terms = -0.5 * (f - m) ** 2 / c - 0.5 * math.log(2 * math.pi * c)
     log_terms = log_terms + 3 * (-0.5 * (y - f) ** 2 / s2 - 0.5 * math.log(2 * math.pi * s2))
     expected = float(torch.logsumexp(log_terms, 0)) + math.log(float(f[1] - f[0]))
-    value = _block_values(
-        torch.tensor([y]).double(),
-        torch.tensor([m]).double(),
-        torch.tensor([[c + s2]]).double(),
-        torch.tensor([s2]).double(),
-        torch.tensor([[0, 0, 0]]),
-    )
-    assert float(value) == pytest.approx(expected, abs=1e-6)
+    covariance = torch.tensor([[c + s2, 0.3], [0.3, 1.0]]).double()
+    for anchors, counts in (([[0]], [[3]]), ([[0, 1]], [[3, 0]])):
+        blocks = Blocks(torch.tensor(anchors), torch.tensor(counts))
+        value = block_values(torch.tensor([y - m, 9.0]).double(), covariance, torch.tensor([s2, s2]).double(), blocks)
+        assert float(value) == pytest.approx(expected, abs=1e-6)
+
+
+def test_exact_gaussian_joint_of_repeated_points_against_a_dense_gaussian():
+    """Labels written out one by one, tau = 40. Planted bug: the covariance of f with the noise on repeats."""
+    joint_, noise = gaussian_process(12, 1).gaussian_joint, 0.09
+    residual = torch.randn(12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    counts = dyadic((5,))._counts(2, 5, 40, torch.Generator().manual_seed(2))
+    blocks = Blocks(torch.tensor([[0, 3, 5, 8, 11], [1, 2, 4, 6, 9]]), counts)
+    values = block_values(residual, joint_.covariance, torch.full((12,), noise, dtype=torch.float64), blocks)
+    for value, anchors, times in zip(values, blocks.anchors, counts, strict=True):
+        index = torch.repeat_interleave(anchors, times)
+        dense = (joint_.covariance - noise * torch.eye(12).double())[index][:, index] + noise * torch.eye(40).double()
+        normal = torch.distributions.MultivariateNormal(torch.zeros(40).double(), dense)
+        assert float(value) == pytest.approx(float(normal.log_prob(residual[index])), abs=1e-8)
 
 
 def test_no_exact_joint_of_repeated_points_where_the_noise_differs_between_draws():
@@ -294,8 +302,8 @@ def test_no_exact_joint_of_repeated_points_where_the_noise_differs_between_draws
     split = evaluation.test
     noise = split.variances * torch.arange(1, 9).reshape(8, 1, 1)
     evaluation = replace(evaluation, splits={"test": replace(split, variances=noise)})
-    exact = only(dyadic()(evaluation, 0), metric="dyadic_loglik_exact")
-    assert exact.status == "n/a" and "noise differs between draws" in exact.note
+    score = dyadic()(evaluation, 0)[0]
+    assert score.metric == "dyadic_loglik" and score.draws == 8 and "noise differs between draws" in score.note
 
 
 def test_closed_form_regression_scores_its_exact_joint():
@@ -310,7 +318,7 @@ def test_closed_form_regression_scores_its_exact_joint():
     )
     for metric in (joint([4]), dyadic((2,))):
         (score,) = metric(closed, 0)
-        assert score.metric.endswith("_exact") and score.status == "ok"
+        assert "exact Gaussian" in score.note and score.status == "ok"
         assert score.value == pytest.approx(only(metric(evaluation, 0), metric=score.metric).value, abs=1e-9)
 
 

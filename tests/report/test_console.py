@@ -43,6 +43,14 @@ def test_width_is_kept(width):
     assert len(lines) > 3
 
 
+def test_an_exact_score_says_so_and_its_estimate_only_where_it_has_not_converged():
+    by_draws = ScoreRow("joint_loglik_by_draws", -7.0, 0.1, n=10, tau=10, draws=40, **NATS)
+    for status, remark in (("ok", "exact"), ("not converged", "exact; -7 from draws, not converged")):
+        scores = [ScoreRow("joint_loglik", -5.0, 0.1, n=10, tau=10, **NATS), by_draws._replace(status=status)]
+        (line,) = [x for x in score_table(scores, width=200).splitlines() if "joint_loglik" in x]
+        assert line.endswith(f"  {remark}")
+
+
 def test_many_block_sizes_are_three_lines():
     scores = [ScoreRow("joint_loglik", -1.0 * t, n=10, tau=t) for t in range(1, 11)]
     text = score_table(scores, width=100)
