@@ -5,7 +5,7 @@ blocks of tau different points and dyadic blocks of kappa anchors; and classes w
 that of 100,000 draws. The metrics of the runner score each case with independent sets of draws. Writes
 outputs/results/joint_convergence.{csv,md}.
 
-    python scripts/joint_convergence.py             450 cases of the grid, the named cases, classes (10 minutes)
+    python scripts/joint_convergence.py             450 cases of the grid, the named cases, classes (15 minutes)
     python scripts/joint_convergence.py --quick     20 cases, fewer sets of draws, nothing is written
 
 The bias of a case is the mean over sets of the estimate less the known value of the same blocks. A set is *biased* if
