@@ -70,7 +70,7 @@ def function_problems(build: Callable[[], nn.Module], spec: TaskSpec, name: str)
             f"or mapping: {', '.join(names)}. Use nn.ModuleList, nn.ModuleDict or nn.ParameterList."
         ]
     x = _inputs(spec)
-    with evaluation_mode(module), plain_attention():
+    with torch.inference_mode(False), torch.enable_grad(), evaluation_mode(module), plain_attention():
         try:
             outputs = module(x.clone())
         except Exception:  # it was called with zeros before: such inputs are not what it takes

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bnn_runner.evaluation.evaluate import evaluate_split
+from bnn_runner.metrics.marginal import Marginal
 from bnn_runner.report import style
 from bnn_runner.tasks import Task
 from bnn_runner.variational.posterior import MeanField
@@ -51,10 +52,11 @@ def prune(
     for percent in percents:
         left = posterior.pruned(percent / 100)
         removed = sum(int((s == 0).sum()) for s in left.sigmas.values())
-        test = evaluate_split(task, left, task.test, "draws", num_draws, seed, batch_size).test
-        assert test.loglik is not None and test.targets is not None
-        marginal = torch.logsumexp(test.loglik.double(), 0) - math.log(len(test.loglik))
-        n = len(marginal)
+        evaluation = evaluate_split(task, left, task.test, "draws", num_draws, seed, batch_size)
+        marginal = next(s for s in Marginal()(evaluation, seed) if s.metric == "marginal_loglik")
+        test = evaluation.test
+        assert test.targets is not None
+        n = len(test.ids)
         if test.mean_probs is not None:
             wrong = (test.mean_probs.argmax(-1) != test.targets).double()
             error, error_se = 100 * float(wrong.mean()), 100 * float(wrong.std() / math.sqrt(n))
@@ -69,8 +71,8 @@ def prune(
                 posterior.network.num_parameters - removed,
                 error,
                 error_se,
-                float(marginal.mean()),
-                float(marginal.std() / math.sqrt(n)),
+                marginal.value,
+                marginal.standard_error,
             )
         )
     return rows

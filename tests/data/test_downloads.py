@@ -170,7 +170,7 @@ def test_four_processes_at_once_download_and_train_once(server: Server, tmp_path
     assert [path.name for path in data.iterdir()] == ["Tiny"]  # no lease, nothing unfinished
     cells = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("provenance.json")]
     assert len(cells) == len(methods) and len({key for cell in cells for key in cell["training_keys"]}) == 1
-    spared = ["nothing to train" in text or "trains the same network" in text for text in printed]
+    spared = ["nothing to train" in text or "is training the same network" in text for text in printed]
     assert sum(spared) == len(methods) - 1, "\n".join(printed)
     assert len(list((tmp_path / "out" / "cache" / "networks").glob("*.safetensors"))) == 1
 

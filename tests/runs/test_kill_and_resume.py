@@ -45,9 +45,9 @@ class FragileNetwork(MLPNetwork):
 
     def forward(self, x):
         checkpoints = os.environ.get("CHECKPOINTS")
-        if self.training and checkpoints is not None and any(Path(checkpoints).glob("*.pt")):
+        if self.training and len(x) > 8 and checkpoints is not None and any(Path(checkpoints).glob("*.pt")):
             FragileNetwork.steps += 1
-            if FragileNetwork.steps == 7:  # in the middle of an epoch
+            if FragileNetwork.steps == 7:  # in the middle of an epoch; probes of a network take at most 8 points
                 once("interrupt", signal.SIGINT) or once("training")
         return super().forward(x)
 
@@ -209,7 +209,7 @@ def test_a_run_that_is_cut_everywhere_ends_with_the_same_numbers(folder: Path, u
         in_training = place in ("interrupt", "training")
         assert (len(partial), len(networks)) == ((1, 0) if in_training else (0, 1)), place
         assert ("nothing to train" in told) is (place == "evaluation")
-        assert ("going on from a checkpoint" in told) is (place in ("training", "fit"))
+        assert ("resuming from a checkpoint" in told) is (place in ("training", "fit"))
         found = cell(folder, "cut")
         assert not (found / "DONE").exists() and not (found / "FAILED").exists()
         if place == "interrupt":

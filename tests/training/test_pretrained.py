@@ -171,7 +171,7 @@ def test_a_posterior_on_a_plain_network_in_one_command(here: Path, capfd: pytest
     words = [*SMALL, *OWN, "figures=false", "model.weights=mine.pt", "prior.precision=0.5"]
     assert run(["-m", *words, "method=map,laplace_last_layer,laplace_kfac,mc_dropout"]) == 0
     told = capfd.readouterr().out
-    assert "trained networks: 1 given (mine.pt), nothing to train" in told
+    assert "trained networks: 1 pretrained (mine.pt), nothing to train" in told
     assert re.search(r"train accuracy (0\.9|1\.0)", told), told
     made = cells(here)
     assert made.keys() == {"map", "laplace_last_layer", "laplace_kfac", "mc_dropout"}
