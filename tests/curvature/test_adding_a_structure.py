@@ -94,7 +94,9 @@ def test_few_files_are_touched(house: Path) -> None:
     assert len(touched(house)) <= MOST_FILES, touched(house)
 
 
-@pytest.mark.parametrize("word", ["method=laplace_scalar", "method.structure=scalar"])
+@pytest.mark.parametrize(
+    "word", ["method=laplace_scalar", pytest.param("method.structure=scalar", marks=pytest.mark.exhaustive)]
+)
 def test_the_new_structure_runs(house: Path, word: str) -> None:
     """By its YAML file and by the key; its words and sources are in the cell."""
     output = house / word.replace("=", "_")
@@ -108,6 +110,7 @@ def test_the_new_structure_runs(house: Path, word: str) -> None:
     assert "mackay1992" in (cell / "citations.bib").read_text()
 
 
+@pytest.mark.exhaustive
 def test_the_table_alone_says_what_it_supports(house: Path) -> None:
     """Refused before anything runs where the entry does not name it, accepted where it does."""
     refused = run(house, *WORDS, "method.structure=scalar", "hyper.family=g", "hyper=fixed")

@@ -115,6 +115,7 @@ def trained(*overrides: str) -> tuple[Task, Network]:
     return task, group.network(0)
 
 
+@pytest.mark.exhaustive
 def test_a_trained_network_has_no_information_from_rounding() -> None:
     """gap1d: float32 products cost block 1.6, 16, 120 and 580 nats at λ = 0.1, 0.01, 1e-3 and 1e-4 (KFAC up to 110)."""
     task, network = trained("data=gap1d")
