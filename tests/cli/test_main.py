@@ -175,6 +175,7 @@ def test_cfg_job_shows_the_recommended_settings(command, runner, capsys: pytest.
 # ---------------------------------------------------------------------------------------- sweeps
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_over_data_sets_expands_each_job(command, runner, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("-m", "data=toy,bare", "schedule.lr=0.3", "model.hidden=[8]") == 0
     ran = [(e.choices["data"], e.choices["model"]) for e in runner.experiments]
@@ -266,6 +267,7 @@ def test_a_launchers_own_logs_stay(tmp_path: Path) -> None:
     assert [p.name for p in scratch.rglob("*") if p.is_file()] == ["log"]
 
 
+@pytest.mark.exhaustive
 def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
     """`bnn-run | head -1`: the cell is finished all the same, and no traceback is shown."""
     words = ["schedule.epochs=3", "figures=false", "eval.num_draws=10", "metric=[marginal]"]

@@ -29,6 +29,7 @@ def bases(group: str, choice: str) -> list[str]:
     return [e.partition("@")[0] for e in raw(group, choice).get("defaults", []) if e != "_self_"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("which", ["inheriting", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_hydra_and_our_reader_agree_on_every_choice(which: str) -> None:
     """Planted bugs: `_self_` before the base; a metric whose base lands in its own package; a merge that replaces."""

@@ -91,7 +91,7 @@ def compare(method: Laplace, task: Task, network: Network, precision: float) -> 
     torch.testing.assert_close(single.variances, wide.variances, rtol=5e-4 if precision >= 1e-4 else 5e-3, atol=0)
 
 
-@pytest.mark.parametrize("architecture", ["mlp", "cnn"])
+@pytest.mark.parametrize("architecture", ["mlp", pytest.param("cnn", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_float32_network_has_the_curvature_of_its_float64_copy(structure: str, kind: str, architecture: str) -> None:

@@ -117,6 +117,7 @@ def check_moments(draws: Tensor, mean: Tensor, covariance: Tensor) -> None:
         assert bool((error < 0.2 * variance.sqrt()).all() if values is draws else (error < 0.2 * variance).all())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.exhaustive), 0.4])
 def test_hmc_samples_the_exact_posterior_of_a_linear_network(temperature: float) -> None:
     """Planted bugs: a prior counted N times; noise σ for σ²; T on the prior only; no half kick at the end;

@@ -99,7 +99,7 @@ NOISY = {
 """Layers whose outputs may have the noise of their weights: those whose weight nothing else reads."""
 
 
-@pytest.mark.parametrize("estimator", ["local", "flipout"])
+@pytest.mark.parametrize("estimator", ["local", pytest.param("flipout", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", NOISY)
 def test_bbb_estimates_the_same_expectation_by_every_estimator(name: str, estimator: str) -> None:
     """Planted bugs: noise in one of a weight's two uses; under a gate that is closed at the first points."""

@@ -270,6 +270,7 @@ def test_an_unfit_pair_and_an_untrusted_package_are_told(here: Path, capsys: pyt
     assert all(f"the package {module} is not trusted" in printed for module in ("stairs", "coin"))
 
 
+@pytest.mark.exhaustive
 def test_the_printed_command_makes_the_cell_again(here: Path) -> None:
     """In a process of its own, which has never seen these modules, from another folder."""
     assert run([*WORDS, "schedule.epochs=3", "metric=[worst,rmse]"]) == 0
@@ -304,6 +305,7 @@ SECTION = Section("--tally", "also how many runs each row has", _tables, _figure
 """
 
 
+@pytest.mark.exhaustive
 def test_a_report_section_is_one_file_and_its_name_in_the_table(empty: Path) -> None:
     """In a copy of the source: flag, help, table and figure of the new section, with two files touched."""
     copy = empty / "copy"

@@ -31,6 +31,7 @@ def numbers(folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are forked")
 @pytest.mark.parametrize("kinds", [["laplace"], pytest.param([*KINDS], marks=pytest.mark.exhaustive)], ids=len)
 def test_kills_change_no_number(kinds: list[str], tmp_path: Path) -> None:

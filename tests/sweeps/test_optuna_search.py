@@ -85,6 +85,7 @@ def test_a_search_that_cannot_be_is_a_mistake(
     assert not list(tmp_path.glob("outputs/studies/*"))
 
 
+@pytest.mark.exhaustive
 def test_a_failed_trial_is_taken_up_again_by_the_same_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

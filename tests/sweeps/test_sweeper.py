@@ -136,6 +136,7 @@ def test_one_jobs_end_touches_no_other(folder: Path) -> None:
     assert not list(folder.glob("outputs/.hydra*"))
 
 
+@pytest.mark.exhaustive
 def test_fail_fast_begins_no_further_job(folder: Path) -> None:
     words = ["--config-dir", "conf", "allow=[moody]", "method=moody", "method.trouble=look,fail,litter"]
     done = bnn_run(folder, *words, "fail_fast=true")
@@ -160,6 +161,7 @@ def test_hydras_own_sweeper_still_works(folder: Path) -> None:
     assert "2 jobs: 2 skipped" in again.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_asked_to_stop_is_cut_and_goes_on(folder: Path) -> None:
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     words = [*FAST, "method=map", "seed=0,1", "stack=never", "schedule.epochs=200000", "time_limit=null"]
@@ -211,6 +213,7 @@ def plan(points: list[list[str]], folder: Path, **changes):
     return make_plan(points, **options | {"retry_failed": True, "max_lanes": 32} | changes)
 
 
+@pytest.mark.exhaustive
 def test_lanes_are_made_where_they_are_faster(folder: Path) -> None:
     seeds = [["method=map", f"seed={s}"] for s in range(5)]
     splits = [["data=boston", "method=map", "seed=1", f"data.split={s}"] for s in range(3)]

@@ -45,6 +45,7 @@ def test_every_rule_keeps_its_contract(name: str) -> None:
     check_rule(make("hyper", name))
 
 
+@pytest.mark.exhaustive
 def test_the_package_needs_no_pytest() -> None:
     """Planted bug: an import of pytest, which a person who runs experiments has not installed."""
     code = "import sys; import bnn_runner.testing; sys.exit('pytest' in sys.modules)"

@@ -108,6 +108,7 @@ def test_it_is_refused_where_there_is_no_image(tmp_path: Path) -> None:
     assert "augment.padding must be 0 or more" in problems("data=mnist", "augment=crop_flip", "augment.padding=-1")
 
 
+@pytest.mark.exhaustive
 def test_it_is_part_of_the_training(tmp_path: Path) -> None:
     """Planted bug: an augmented network taken from the cache for a clean one."""
     from bnn_runner.config.keys import training_key

@@ -178,6 +178,7 @@ def doubled(task: Task) -> Task:
     return replace(task, train=task.train.subset(twice), fingerprint=task.fingerprint + " twice")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("optimizer", "batch_size", "tolerance"), [("sgd", 40, 1e-8), ("adam", 40, 1e-8), ("sgd", 10, 0.02)]
 )
@@ -563,6 +564,7 @@ assert all(plan.load(t) is not None for t in trainings)
 """
 
 
+@pytest.mark.exhaustive
 def test_two_processes_train_once(tmp_path: Path) -> None:
     """Planted bugs: no second look at the cache after the lease is got; leases taken in the order of the command, so
     that two jobs wait for each other."""

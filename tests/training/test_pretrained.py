@@ -198,6 +198,7 @@ def test_a_posterior_on_a_plain_network_in_one_command(here: Path, capfd: pytest
     assert len(list(here.glob("outputs/runs/*/*/laplace_kfac/*/DONE"))) == 2
 
 
+@pytest.mark.exhaustive
 def test_an_ensemble_takes_a_file_for_each_member(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(2):
         torch.save(trained(seed=i).state_dict(), here / f"{i}.pt")
@@ -250,6 +251,7 @@ def test_a_plain_class_can_be_trained_here_too(here: Path) -> None:
     assert (cell / "DONE").is_file() and "model._target_=" in (cell / "command.txt").read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_torchvision_resnet18_saved_by_plain_torch(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One command for the posterior, one for the table. The full size, with KFAC, is scripts/check_real_data.py's."""
     from torchvision.models import resnet18
