@@ -131,13 +131,13 @@ def own_network(checks: Checks, full: bool) -> None:
     sizes = f"data.train_size={fitted} data.test_size={tested} eval.num_draws=20 eval.max_ood=50 figures=false"
     own = "model=torchvision model.name=resnet18 model.weights=r18.pt"
     done = checks.run(f"bnn-run -m method={methods} data=cifar10 {own} {sizes}")
-    checks.holds("1 given (r18.pt), nothing to train" in done.out, "trains nothing and says so")
+    checks.holds("1 pretrained (r18.pt), nothing to train" in done.out, "trains nothing and says so")
     cells = checks.cells("cifar10/torchvision/*")
     checks.holds(len(cells) == 2, f"{len(cells)} finished cells, of two")
     for cell in cells:
         facts = json.loads((cell / "cell.json").read_text(encoding="utf-8"))
         provenance = json.loads((cell / "provenance.json").read_text(encoding="utf-8"))
-        accuracy = facts["given"][0]["parts"]["test"]["accuracy"]
+        accuracy = facts["pretrained"][0]["parts"]["test"]["accuracy"]
         seconds, memory = provenance["seconds"], provenance["peak_memory"]
         parts = ", ".join(f"{stage} {value:.0f} s" for stage, value in seconds.items())
         peak = f"{max(stage['process_mib'] for stage in memory.values()) / 1024:.1f} GiB"
