@@ -117,6 +117,7 @@ def _gradients(estimator: str, kind: str, repeats: int) -> Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_estimators_agree_and_local_noise_varies_least(kind: str) -> None:
     """Planted bugs: signs of Flipout shared by the batch; the noise of the bias left out; σ for 2σ in the chain."""
@@ -129,6 +130,7 @@ def test_estimators_agree_and_local_noise_varies_least(kind: str) -> None:
         assert float(found[name].var(0).sum()) < most * float(reference.var(0).sum()), name
 
 
+@pytest.mark.exhaustive
 def test_flipout_is_exact_for_convolutions() -> None:
     """Planted bug: new signs at every position, which makes positions independent."""
     task = make_task("classification", (3, 8, 8), 2, num_train=6)

@@ -37,6 +37,7 @@ def test_the_kept_results_have_none() -> None:
     assert not found, found
 
 
+@pytest.mark.exhaustive
 def test_runs_a_sweep_with_a_failure_and_a_report_have_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_posterior_that_cannot_be_saved_names_the_part(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.exhaustive
 def test_loaded_in_another_process(tmp_path: Path) -> None:
     """Everything needed is in the files: a new process with another module evaluates to the same numbers."""
     task, posterior, _ = saved(tmp_path)

@@ -222,6 +222,7 @@ def test_a_run_that_is_cut_everywhere_ends_with_the_same_numbers(folder: Path, u
     assert list((folder / "cut").rglob("*.lease")) == []
 
 
+@pytest.mark.exhaustive
 def test_a_diverging_run_fails_with_its_reason(folder: Path) -> None:
     """Planted bug (PITFALLS A14): NaN in the table and exit code 0."""
     failed = bnn_run(

@@ -75,6 +75,7 @@ def test_trainings_of_unequal_size_are_estimated_apart(monkeypatch: pytest.Monke
     assert cost_estimate._training_seconds(replace(config, stack="never"), lanes, CPU) == 2 * 3 * 2 + 3 * 3
 
 
+@pytest.mark.exhaustive
 def test_a_shortened_run_is_marked_and_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -185,6 +185,7 @@ def speak(path: Path) -> None:
     print("err", os.environ["WORD"], file=sys.stderr, flush=True)
 
 
+@pytest.mark.exhaustive
 def test_each_job_has_the_environment_and_the_streams_of_its_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +266,7 @@ def test_finished_cells_of_other_data_are_run_again(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------ lanes
 
 
+@pytest.mark.exhaustive
 def test_lanes_give_the_rows_of_single_runs_in_float64(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to = Task.to
     monkeypatch.setattr(runner, "TrainingConfig", functools.partial(TrainingConfig, dtype=torch.float64))
