@@ -13,8 +13,13 @@ from typing import Any
 
 from bnn_runner.config.groups import flatten
 
+TRAINING_VERSION = 7
+"""Increased whenever the same configuration trains different weights than before. Raise RESULTS_VERSION with it."""
 RESULTS_VERSION = 7
-"""Increased whenever the same configuration trains different weights or gives different draws than before."""
+"""Increased whenever the same weights give a different posterior, different draws or other rows than before.
+
+Cells of an earlier version are run again; their trained networks stay valid as long as `TRAINING_VERSION` does.
+"""
 
 TRAINING = ("data", "model", "schedule", "augment", "prior", "likelihood", "precision", "threads", "seed")
 POSTERIOR = ("method", "hyper")
@@ -105,7 +110,7 @@ def training_key(
             "data": fingerprint,
             "lane": lane_seed,
             "extras": list(extras),
-            "results_version": RESULTS_VERSION,
+            "training_version": TRAINING_VERSION,
         }
     )
 

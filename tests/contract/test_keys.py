@@ -53,6 +53,17 @@ def training(config: dict[str, Any], kind: str = "regression", **changes: Any) -
     return keys.training_key(config, kind, **{"fingerprint": "f", "lane_seed": 1, "extras": ()} | changes)
 
 
+def test_a_new_results_version_keeps_the_trained_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: the results version in the training key, so that a new row of a table trains every network again."""
+    config = configuration("gap1d", "laplace")
+    key, cell = training(config), keys.cell_hash(config, True, False)
+    monkeypatch.setattr(keys, "RESULTS_VERSION", keys.RESULTS_VERSION + 1)
+    assert training(config) == key
+    assert keys.cell_hash(config, True, False) != cell
+    monkeypatch.setattr(keys, "TRAINING_VERSION", keys.TRAINING_VERSION + 1)
+    assert training(config) != key
+
+
 def test_the_lists_do_not_meet() -> None:
     """Planted bug: a prefix on two lists, so that the last one read wins."""
     prefixes = [p for listed in keys.LISTS.values() for p in listed]
