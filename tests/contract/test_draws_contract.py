@@ -13,6 +13,8 @@ import pytest
 
 from bnn_runner.testing import methods as contract
 from tests.choices import (
+    DEEP_METHODS,
+    DEEP_MODEL,
     METHODS,
     MODELS,
     PLAIN_MODEL,
@@ -46,7 +48,8 @@ def test_every_method_with_every_model_is_tested() -> None:
     default = {pair for pair in PAIRS if by_default(*pair)}
     assert {method for method, model in default if model == PLAIN_MODEL} == set(METHODS)
     classes = {target("method", m) for m in METHODS}
-    for model in DRAWN:
+    assert {method for method, model in default if model == DEEP_MODEL} == set(DEEP_METHODS)
+    for model in set(DRAWN) - {DEEP_MODEL}:
         mixtures = {"EnsembleLaplace"} if ("ensemble_laplace", model) in left_out else set()
         assert {target("method", method) for method, paired in default if paired == model} == classes - mixtures
 

@@ -67,7 +67,8 @@ def test_converged_is_a_derivative_of_zero_at_a_v_that_is_reached(rule: Any, pas
     assert passes != 2 or facts["hyper_status"] == "v* not reached"
 
 
-@pytest.mark.parametrize("family", [pytest.param("groupwise", marks=pytest.mark.exhaustive), "layerwise"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["groupwise", "layerwise"])
 def test_several_precisions_end_where_all_rules_do_and_above_the_best_single_one(family: Any) -> None:
     """Of a normalised network, whose evidence has many maxima and groups without one. Planted bugs: a search from the
     training prior; groups that ran away set back to it, which cost 15 nats of the evidence of one precision."""
