@@ -53,14 +53,14 @@ PLAIN_MODEL = "mlp"
 """The model that every method's YAML is tested with by default."""
 
 
-DEEP_MODEL, DEEP_METHODS = "torchvision", ("map", "swag")
-"""Fifty layers take seconds with most methods: plain `pytest` tests these two with it, CI all of them."""
+SLOW_MODELS = {"torchvision": {"map", "swag"}, "resnet20": {"map", "swag", "laplace", "bbb"}}
+"""Networks of many layers take seconds with most methods: plain `pytest` tests these, CI all of them."""
 
 
 def by_default(method: str, model: str) -> bool:
     """Whether plain `pytest` tests a pair: one YAML a class on every model, and every YAML on one model."""
-    if model == DEEP_MODEL:
-        return method in DEEP_METHODS
+    if model in SLOW_MODELS:
+        return method in SLOW_MODELS[model]
     return model == PLAIN_MODEL or first_of_class("method", method)
 
 

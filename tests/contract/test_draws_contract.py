@@ -13,11 +13,10 @@ import pytest
 
 from bnn_runner.testing import methods as contract
 from tests.choices import (
-    DEEP_METHODS,
-    DEEP_MODEL,
     METHODS,
     MODELS,
     PLAIN_MODEL,
+    SLOW_MODELS,
     by_default,
     exhaustive_unless,
     fitted,
@@ -48,8 +47,8 @@ def test_every_method_with_every_model_is_tested() -> None:
     default = {pair for pair in PAIRS if by_default(*pair)}
     assert {method for method, model in default if model == PLAIN_MODEL} == set(METHODS)
     classes = {target("method", m) for m in METHODS}
-    assert {method for method, model in default if model == DEEP_MODEL} == set(DEEP_METHODS)
-    for model in set(DRAWN) - {DEEP_MODEL}:
+    assert {(method, model) for model, some in SLOW_MODELS.items() for method in some} <= default
+    for model in set(DRAWN) - set(SLOW_MODELS):
         mixtures = {"EnsembleLaplace"} if ("ensemble_laplace", model) in left_out else set()
         assert {target("method", method) for method, paired in default if paired == model} == classes - mixtures
 
