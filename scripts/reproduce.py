@@ -3,6 +3,7 @@
     python scripts/reproduce.py                              list the presets and what they cost
     python scripts/reproduce.py mnist_methods                one preset, at the size for two CPU cores
     python scripts/reproduce.py --all                        every preset
+    python scripts/reproduce.py --all --size medium          every preset that has a size for a night
     python scripts/reproduce.py uci_methods --size paper     with the published settings
     python scripts/reproduce.py uci_methods data=yacht       a part of it: further words are passed to bnn-run
     python scripts/reproduce.py uci_methods --check          run it and compare with the kept table
@@ -36,6 +37,7 @@ from typing import Any
 
 import yaml
 
+from bnn_runner.config.where_rules import SIZES
 from bnn_runner.report.grouping import distinguishing_fields, group_cells, key_of
 from bnn_runner.report.read_cells import CellRecord, find_cells
 from bnn_runner.runtime.files import write_text
@@ -97,7 +99,7 @@ class Place:
     Args:
         output: Folder of the runs.
         results: Folder of the tables and figures.
-        size: small or paper.
+        size: one of `SIZES`.
         words: Further overrides for bnn-run.
         jobs: Jobs of one sweep that run at a time.
         threads: Threads of one job; None leaves the default.
@@ -282,15 +284,16 @@ def _number(row: Mapping[str, str], column: str) -> float:
 
 def minutes(preset: Preset, size: str = "small") -> float:
     """Minutes of one core; infinite if the preset states them in words."""
-    value = preset.minutes[size]
+    value = preset.minutes.get(size, "")
     return float(value) if isinstance(value, int | float) else math.inf
 
 
 def listing(found: Mapping[str, Preset]) -> str:
-    lines = [f"{'preset':<24}{'item':<6}{'small':>9}   {'paper':<22}what"]
+    lines = [f"{'preset':<24}{'item':<6}{'small':>9}{'medium':>10}   {'paper':<22}what"]
     for p in found.values():
-        small, paper = (f"{v} min" if isinstance(v, int | float) else str(v) for v in p.minutes.values())
-        lines.append(f"{p.name:<24}{p.item:<6}{small:>9}   {paper:<22}{p.what}")
+        costs = {size: f"{v} min" if isinstance(v, int | float) else str(v) for size, v in p.minutes.items()}
+        small, medium, paper = (costs.get(size, "") for size in SIZES)
+        lines.append(f"{p.name:<24}{p.item:<6}{small:>9}{medium:>10}   {paper:<22}{p.what}")
     total = sum(minutes(p) for p in found.values())
     note = f"Minutes are for one core. --all at the small size takes {total:.0f}, or {total / 2:.0f} on two cores."
     return "\n".join([*lines, note])
@@ -314,7 +317,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="presets, and overrides for bnn-run")
     parser.add_argument("--all", action="store_true", help="every preset")
-    parser.add_argument("--size", choices=("small", "paper"), default="small")
+    parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--output", type=Path, default=Path("outputs/reproduce"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables and figures")
     both = "presets at a time, or jobs at a time of a single preset's sweep; they share the cores"
@@ -330,7 +333,10 @@ def main() -> int:
     if arguments.jobs < 1:
         parser.error(f"--jobs must be at least 1; got {arguments.jobs}.")
     if arguments.all:
-        chosen = sorted(found, key=lambda name: -minutes(found[name], arguments.size))
+        sized = [name for name in found if arguments.size in found[name].minutes]
+        chosen = sorted(sized, key=lambda name: -minutes(found[name], arguments.size))
+    if without := [name for name in chosen if arguments.size not in found[name].minutes]:
+        parser.error(f"--size {arguments.size} is not defined for {', '.join(without)}.")
     if not chosen:
         print(listing(found))
         return 0

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import yaml
 
+from bnn_runner.config.where_rules import SMALL
 from bnn_runner.runtime.files import write_text
 
 HERE = Path(__file__).resolve().parent
@@ -83,12 +84,16 @@ ENDINGS = {
 
 
 def presets() -> list[Group]:
-    """The groups of presets.yaml, in its order."""
-    entries = yaml.safe_load((HERE / "presets.yaml").read_text(encoding="utf-8"))
-    return [
-        Group(entry["name"], entry["what"], f"scripts/reproduce.py {entry['name']}", entry.get("files", ""))
-        for entry in entries
-    ]
+    """The groups of presets.yaml, in its order; a preset's other sizes are groups of their own."""
+    groups = []
+    for entry in yaml.safe_load((HERE / "presets.yaml").read_text(encoding="utf-8")):
+        name, command = entry["name"], f"scripts/reproduce.py {entry['name']}"
+        groups.append(Group(name, entry["what"], command, entry.get("files", "")))
+        others = [size for size in entry["minutes"] if size != SMALL]
+        groups += [
+            Group(f"{name}_{size}", f"{entry['what']}; size={size}", f"{command} --size {size}") for size in others
+        ]
+    return groups
 
 
 def owner(path: Path, groups: Sequence[Group]) -> Group:

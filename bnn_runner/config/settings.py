@@ -64,7 +64,7 @@ class Settings:
     """
 
     seed: int
-    size: Literal["small", "paper"]
+    size: Literal["small", "medium", "paper"]
     replicates: int
     device: Literal["auto", "cpu", "cuda", "mps"]
     precision: Literal["float32", "bf16"]

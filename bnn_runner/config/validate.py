@@ -173,7 +173,7 @@ def _experiment_sweeps(
                 for name in (str(v) for v in listed if v is not None):
                     content = catalogue.load(override.key, name)
                     hydra, rules = content.get("hydra") or {}, content.get("where") or {}
-                    defined_sizes += [str(s) for s in sizes if has_size(rules, str(s))]
+                    defined_sizes += [size for size in SIZES if has_size(rules, size)]
                     swept = (hydra.get("sweeper") or {}).get("params") or {}
                     swept = swept | {k: v for k, v in settings_where(rules, {"size": sizes[0]}).items() if k in swept}
                     if swept and override.sweep:
@@ -186,7 +186,11 @@ def _experiment_sweeps(
     if len(sizes) > 1:
         problems.append("size must be one value; the sizes of an experiment are separate commands. Write size=paper.")
     elif sizes[0] in SIZES and sizes[0] not in defined_sizes:
-        problems.append(f"size={show(sizes[0])} is not defined by the chosen experiment. Remove size=...")
+        there = ", ".join(dict.fromkeys(defined_sizes))
+        problems.append(
+            f"size={show(sizes[0])} is not defined by the chosen experiment, which has: {there}. Remove size=..., or "
+            "choose one of these."
+        )
     typed = {o.key for o in overrides}
     sweeps: list[Override] = []
     for key, value in params.items():

@@ -18,8 +18,8 @@ from typing import Any
 from bnn_runner.errors import UserError
 
 SMALL = "small"
-SIZES = (SMALL, "paper")
-"""small: runs on two CPU cores; paper: the published settings."""
+SIZES = (SMALL, "medium", "paper")
+"""small: minutes on two CPU cores; medium: at most 150 minutes on them; paper: the published settings."""
 
 
 def settings_where(rules: Mapping[str, Any], values: Mapping[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:

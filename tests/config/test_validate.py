@@ -133,6 +133,8 @@ def test_a_size_changes_what_is_swept_and_must_be_there(toys: Path) -> None:
     for typed in (["size=paper"], ["experiment=grid", "size=paper"], ["experiment=sized", "size=small,paper"]):
         (found,) = mistakes(typed, toys, multirun=True)
         assert "size" in found and ("Remove size" in found or "one value" in found)
+    (found,) = mistakes(["experiment=sized", "size=medium"], toys, multirun=True)
+    assert "which has: small, paper" in found
     (found,) = mistakes(["experiment=sized", "size=huge"], toys, multirun=True)
     assert "got huge" in found and "paper" in found
 
