@@ -412,6 +412,15 @@ class DecidesBySize(Protocol):
 
 
 @runtime_checkable
+class TrainsFurther(Protocol):
+    """A method whose fit trains or samples with mini-batches, in addition to the training of its networks."""
+
+    def own_epochs(self, schedule: Schedule) -> int:
+        """Passes of the fit over the training set, of one network or chain."""
+        ...
+
+
+@runtime_checkable
 class Method(Protocol):
     """A frozen dataclass whose fields are its YAML's keys.
 

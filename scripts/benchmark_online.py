@@ -4,15 +4,16 @@ A LeNet on a subset of MNIST with one precision per parameter tensor. Precisions
 after the burn-in, with the exact GGN or a one-sample Fisher, on all training points or a quarter of them, by 10 or 20
 steps in log λ per epoch. Writes outputs/results/online_evidence.{csv,md}.
 
-    python scripts/benchmark_online.py                 all settings, two seeds (about 20 minutes of one core)
+    python scripts/benchmark_online.py                 all settings, three seeds (about 25 minutes of one core)
     python scripts/benchmark_online.py --quick         fewer points and epochs, one seed, nothing is written
 
 Times are CPU times on one thread. All settings run in turn in one process, between the two MAP trainings that they are
 compared with. The evidence is measured in the same way for every row: exact GGN with Kronecker factors on all points,
 at the final weights and precisions. The rows `map` have the data set's recommended precision, and precisions selected
-after training by MacKay's fixed point. A setting is as good as a reference setting if it reaches 95 % of the
-reference's gain in evidence over precisions selected after training, and a test log-likelihood at most .01 nats lower.
-The references are the most expensive setting and the default of hyper=online.
+after training by MacKay's fixed point. The reference is the most expensive setting, the first. A setting is as good if
+it reaches 95 % of the reference's gain in evidence over precisions selected after training, with a test log-likelihood
+at most .01 nats lower. The aim, at most twice the cost of MAP for a setting that is as good, is judged against the
+reference. Errors are standard errors over seeds.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from bnn_runner.training.engine import LaneTrainer
 from bnn_runner.training.state import Lane, TrainingConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
-PACES, BURN_IN = ((20, 1), (20, 2), (20, 3), (10, 1), (10, 3)), 3
+PACES, BURN_IN = ((20, 1), (20, 2), (20, 3), (10, 1)), 3
 """Steps in log λ per epoch, and epochs between updates: one update takes the steps of all epochs since the last."""
 DEFAULT = "every 1, ggn, all, 10"
 """The setting that is the default of hyper=online."""
@@ -121,59 +122,71 @@ def table(seeds: Sequence[Sequence[Run]]) -> tuple[list[dict[str, Any]], str]:
             for run, (_, after, dearest, *_) in zip(runs, seeds, strict=True)
         ]
         ratios = [run.seconds / map_run.seconds for run, (map_run, *_) in zip(runs, seeds, strict=True)]
-        rows.append(
-            {
-                "setting": runs[0].setting,
-                "time_over_map": statistics.mean(ratios),
-                "evidence_nats": statistics.mean(r.evidence for r in runs),
-                "evidence_se": statistics.stdev(r.evidence for r in runs) / len(runs) ** 0.5 if len(runs) > 1 else None,
-                "share_of_gain": statistics.mean(gains),
-                "test_loglik": statistics.mean(r.test_loglik for r in runs),
-                "accuracy": statistics.mean(r.accuracy for r in runs),
-                "seeds": len(runs),
-            }
-        )
-    [default] = [r for r in rows if r["setting"] == DEFAULT]
-    return rows, " ".join(cheapest(rows, reference) for reference in (rows[2], default))
+        numbers = {
+            "time_over_map": ratios,
+            "evidence_nats": [r.evidence for r in runs],
+            "share_of_gain": gains,
+            "test_loglik": [r.test_loglik for r in runs],
+            "accuracy": [r.accuracy for r in runs],
+        }
+        row: dict[str, Any] = {"setting": runs[0].setting, "seeds": len(runs)}
+        for name, values in numbers.items():
+            row[name] = statistics.mean(values)
+            row[f"{name}_se"] = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+        rows.append(row)
+    return rows, verdict(rows)
 
 
-def cheapest(rows: Sequence[dict[str, Any]], reference: dict[str, Any]) -> str:
-    """A sentence that names the fastest setting that is as good as `reference`."""
-    after = rows[1]["evidence_nats"]
-    enough = after + KEPT_SHARE * (reference["evidence_nats"] - after)
-    whole = [
+def verdict(rows: Sequence[dict[str, Any]]) -> str:
+    """The cheapest setting as good as the reference, whether it meets the aim, and the best setting that meets it."""
+    reference = rows[2]
+    good = [
         r
         for r in rows[2:]
-        if r["evidence_nats"] >= enough and r["test_loglik"] >= reference["test_loglik"] - WORSE_NATS
+        if r["share_of_gain"] >= KEPT_SHARE and r["test_loglik"] >= reference["test_loglik"] - WORSE_NATS
     ]
-    best = min(whole, key=lambda r: r["time_over_map"])
-    aim = "within" if best["time_over_map"] <= AIM else "above"
-    return (
-        f"Cheapest setting as good as '{reference['setting']}' ({KEPT_SHARE:.0%} of its gain over precisions "
-        f"selected after training): **{best['setting']}**, {best['time_over_map']:.2f} times the cost of MAP "
-        f"({aim} the target of {AIM:g})."
+    cheapest = min(good, key=lambda r: r["time_over_map"])
+    [default] = [r for r in rows if r["setting"] == DEFAULT]
+    reached = "The aim is met" if cheapest["time_over_map"] <= AIM else "The aim is not met"
+    said = (
+        f"The reference is '{reference['setting']}'. {reached}: the cheapest setting with {KEPT_SHARE:.0%} of its gain "
+        "over precisions selected after training (and its test log-likelihood) is "
+        f"**{cheapest['setting']}**, at {_number(cheapest, 'time_over_map')} times the cost of MAP (aim: {AIM:g})."
     )
+    within = [r for r in rows[2:] if r["time_over_map"] <= AIM]
+    if cheapest not in within and within:
+        best = max(within, key=lambda r: r["share_of_gain"])
+        said += (
+            f" The best setting within the aim, {best['setting']}, has {_number(best, 'share_of_gain')} of the gain."
+        )
+    return said + (
+        f" The default of hyper=online, {default['setting']}, has {_number(default, 'share_of_gain')} at "
+        f"{_number(default, 'time_over_map')} times the cost."
+    )
+
+
+def _number(row: dict[str, Any], name: str, digits: int = 2) -> str:
+    """The mean of a number with its standard error, if there is one."""
+    error = row[f"{name}_se"]
+    return f"{row[name]:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
 def shown(rows: Sequence[dict[str, Any]], said: str) -> str:
     lines = [
         "| setting (epochs between updates, curvature, points, steps per epoch) | time ÷ MAP | log evidence [nats] "
-        "| ± se | share of gain | test log-lik [nats] | accuracy |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| share of the reference's gain | test log-lik [nats] | accuracy |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
+    digits = {"time_over_map": 2, "evidence_nats": 1, "share_of_gain": 2, "test_loglik": 4, "accuracy": 4}
     for r in rows:
-        error = "" if r["evidence_se"] is None else f"{r['evidence_se']:.1f}"
-        lines.append(
-            f"| {r['setting']} | {r['time_over_map']:.2f} | {r['evidence_nats']:.1f} | {error} | "
-            f"{r['share_of_gain']:.2f} | {r['test_loglik']:.4f} | {r['accuracy']:.4f} |"
-        )
+        lines.append(f"| {r['setting']} | " + " | ".join(_number(r, name, d) for name, d in digits.items()) + " |")
     return "\n".join([*lines, "", said]) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer points and epochs, one seed, write nothing")
-    parser.add_argument("--seeds", type=int, default=2, help="number of seeds (default 2)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default 3)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     size, epochs, points, count = (300, 5, 100, 1) if arguments.quick else (2000, 15, 500, arguments.seeds)

@@ -106,6 +106,10 @@ class BBB:
     def needs(self) -> list[TrainingSpec]:
         return [TrainingSpec(0, trained=self.start == "map")]
 
+    def own_epochs(self, schedule: Schedule) -> int:
+        """Of the variational training."""
+        return self.epochs or schedule.epochs
+
     def decided(self, task: Task, network: Network) -> BBB:
         """With a tiny learning rate: on the few points of a timing the KL dominates, and the fit could diverge."""
         return replace(self, lr=1e-12)
@@ -148,7 +152,7 @@ class BBB:
         """
         owners = {n: network.module.get_submodule(n.rpartition(".")[0]) for n in network.parameters}
         norms = {n for n, owner in owners.items() if isinstance(owner, _NORMS)}
-        epochs = self.epochs or schedule.epochs
+        epochs = self.own_epochs(schedule)
         schedule = replace(
             schedule, epochs=epochs, lr=self.lr or schedule.lr, warmup_epochs=min(schedule.warmup_epochs, epochs)
         )

@@ -35,6 +35,7 @@ from bnn_runner.runtime.devices import thread_count
 from bnn_runner.runtime.torch_state import evaluation_mode, true_float32
 from bnn_runner.tasks import Task, TaskSpec
 from bnn_runner.training.engine import SMALL_STEP
+from bnn_runner.training.schedules import Schedule
 
 CURVATURE_POINTS = 1024
 SOURCES = {"langevin": "welling2011", "preconditioned": "li2016", "hamiltonian": "chen2014"}
@@ -122,6 +123,10 @@ class StochasticGradientMCMC:
     def needs(self) -> list[TrainingSpec]:
         return starting_specs(self.start, self.chains)
 
+    def own_epochs(self, schedule: Schedule) -> int:
+        """Of one chain."""
+        return max(1, round(self.length * schedule.epochs))
+
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> ChainPosterior:
         size = networks[0].num_parameters
         gigabytes = check_memory(self.keep, size, self.max_gigabytes)
@@ -139,7 +144,7 @@ class StochasticGradientMCMC:
         target = LogPosterior(starting_networks(self.start, self.chains, networks), reference, count, dtype)
         seeds = [derive_seed(context.seed, "chain", i) for i in range(self.chains)]
         batches = ChainBatches(task.train, seeds, batch_size)
-        total = max(1, round(self.length * context.schedule.epochs)) * len(batches.bounds)
+        total = self.own_epochs(context.schedule) * len(batches.bounds)
         steps = self._steps(self._first_step(target, task, batch_size, context), total)
         kept = evenly_kept(steps, int(self.burn_in * total), total, self.keep // self.chains)
         if not kept:

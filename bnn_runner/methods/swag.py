@@ -20,6 +20,7 @@ from bnn_runner.posteriors.networks import NetworkDraws, stacked_noise
 from bnn_runner.posteriors.swag_moments import PathMoments, Phase, collect
 from bnn_runner.rng import generator
 from bnn_runner.tasks import Task, TaskSpec
+from bnn_runner.training.schedules import Schedule
 
 DIVERSITY_DRAWS = 8
 """Draws for the function diversity; with batchnorm each costs a pass over the training data."""
@@ -163,6 +164,10 @@ class SWAG:
 
     def needs(self) -> list[TrainingSpec]:
         return [TrainingSpec(member) for member in range(self.size)]
+
+    def own_epochs(self, schedule: Schedule) -> int:
+        """Of the collection."""
+        return self.epochs
 
     def fit(self, task: Task, networks: Sequence[Network], context: FitContext) -> SWAGPosterior:
         low_rank = self.structure == "low_rank"

@@ -78,6 +78,7 @@ class CellRecord:
     config: Mapping[str, Any] = field(default_factory=dict)
     scores: tuple[ScoreRow, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    epochs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -140,6 +141,7 @@ def read_cell(folder: Path) -> CellRecord:
         config=_mapping(facts, "config"),
         scores=scores,
         evidence={k: v for k, v in _mapping(facts, "report").items() if k in _EVIDENCE and v is not None},
+        epochs=_mapping(facts, "epochs"),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bnn_runner.report.columns import Column
+from bnn_runner.report.epochs import NOTE, epochs_text, shows_epochs
 from bnn_runner.report.grid import Grid, Line, latex, markdown
 from bnn_runner.report.numbers import Summary
 from bnn_runner.report.tables import SHORTENED, Row, Table
@@ -55,6 +56,9 @@ def header(column: Column, table: Table) -> str:
 def _grid(table: Table, kind: str, places: Sequence[int], columns: Sequence[Column], summary: Summary) -> Grid:
     extra = [e for e in table.extra if len({table.rows[i].extra[e] for i in places}) > 1]
     incomplete = any(table.rows[i].missing for i in places)
+    epochs = shows_epochs([table.rows[i] for i in places])
+    if epochs:  # the column has those of the schedule
+        extra = [e for e in extra if e != "schedule.epochs"]
     best = {i: set[int]() for i in places}
     if summary == "mean":
         for j, column in enumerate(columns):
@@ -66,14 +70,18 @@ def _grid(table: Table, kind: str, places: Sequence[int], columns: Sequence[Colu
         row = table.rows[i]
         key = row.group.key
         method = key.method + (SHORTENED if key.shortened else "")
-        words = [key.data, key.model, method, *(row.extra[e] for e in extra), str(row.n)]
+        words = [key.data, key.model, method, *(row.extra[e] for e in extra)]
+        words += [epochs_text(row)] if epochs else []
+        words.append(str(row.n))
         if incomplete:
             words.append(_missing_text(row))
         entries = tuple(row.entries.get(c) for c in columns)
         lines.append(Line(tuple(words), entries, row.n, frozenset(best[i])))
-    words = ["data", "model", "method", *extra]
+    words = ["data", "model", "method", *extra, *(["epochs"] if epochs else [])]
     heads = tuple(header(c, table) for c in columns)
-    return Grid(kind, (*words, "n", *(["missing"] if incomplete else [])), len(words), heads, tuple(lines), "", summary)
+    after = ("n", *(["missing"] if incomplete else []))
+    note = NOTE if epochs else ""
+    return Grid(kind, (*words, *after), len(words), heads, tuple(lines), note, summary)
 
 
 def _missing_text(row: Row) -> str:
@@ -87,7 +95,7 @@ def to_csv(table: Table) -> str:
     """One line per row: its settings, then for every column mean, se, n, quartiles, and counts of NaN and n/a."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = ["data", "model", "method", *table.extra, "kind", "n", "shortened", "results_version"]
+    names = ["data", "model", "method", *table.extra, "kind", "n", "shortened", "results_version", "epochs"]
     names += ["seeds", "missing_seeds", "failed", "interrupted", "unfinished", "damaged"]
     parts = ("mean", "se", "n", "nan", "na", "absent", "converged", "q1", "median", "q3")
     writer.writerow(names + [f"{c.key}_{part}" for c in table.columns for part in parts])
@@ -95,6 +103,7 @@ def to_csv(table: Table) -> str:
         key = row.group.key
         line: list[object] = [key.data, key.model, key.method, *(row.extra[name] for name in table.extra)]
         line += [row.kind, row.n, int(key.shortened), "" if key.results_version is None else key.results_version]
+        line.append(epochs_text(row))
         line += [" ".join(map(str, row.group.done)), " ".join(map(str, row.missing))]
         line += [row.count(status) for status in ("failed", "interrupted", "unfinished", "damaged")]
         for column in table.columns:

@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bnn_runner._version import __version__
-from bnn_runner.base import FitContext, Network, Posterior
+from bnn_runner.base import FitContext, Network, Posterior, TrainsFurther
 from bnn_runner.config.keys import RESULTS_VERSION
 from bnn_runner.errors import RunFailed
 from bnn_runner.evaluation import io as evaluation_store
@@ -196,8 +196,21 @@ def _facts(cell_run: CellRun, session: Session) -> dict[str, Any]:
         "metrics_digest": cell_run.metrics_digest(),
         "attempts": cell_run.attempt,
         "shortened": session.shortening.facts(),
+        "epochs": _epochs(cell_run),
         "config": cell_run.effective_config(),
         "places": cell_run.places(),
+    }
+
+
+def _epochs(cell_run: CellRun) -> dict[str, int | None]:
+    """Networks of the cell, the epochs that trained each (None: elsewhere), and those of the method's own fit."""
+    experiment, trainings = cell_run.experiment, cell_run.trainings
+    method, schedule = experiment.method, experiment.schedule
+    trained = schedule.epochs if any(t.trained for t in trainings) else 0
+    return {
+        "networks": len(trainings),
+        "training": None if experiment.pretrained else trained,
+        "own": method.own_epochs(schedule) if isinstance(method, TrainsFurther) else 0,
     }
 
 
