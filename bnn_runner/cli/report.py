@@ -21,6 +21,7 @@ from bnn_runner.report.read_cells import CellRecord, find_cells
 from bnn_runner.report.render import LEGENDS, Report, report_of, to_csv, to_latex, to_markdown
 from bnn_runner.report.section import Request, Section
 from bnn_runner.report.sections import SECTIONS
+from bnn_runner.report.selection import selected_by_validation
 from bnn_runner.report.tables import Table, build
 from bnn_runner.runtime.files import write_text
 
@@ -31,6 +32,7 @@ _EXAMPLES = (
     ("", "everything under outputs/"),
     ("data=yacht --metrics rmse,marginal", "one data set, two metrics"),
     ("schedule.epochs=40 seed=0,1,2", "only runs of these settings"),
+    ("--select method.rate", "of several dropout rates, the best on validation data"),
     ("--rows method --columns data", "methods as rows, data sets as columns, one table per metric"),
     *(section.example for section in SECTIONS if section.example),
     ("--metrics all --format csv", "every number, for your own analysis"),
@@ -65,7 +67,9 @@ def report(arguments: argparse.Namespace) -> list[Path]:
     filters = [Filter(w, tuple(_names(getattr(arguments, w)))) for w in _FILTERS if _names(getattr(arguments, w))]
     filters += parse_filters(arguments.filters, "The argument")
     cells = select(_cells(arguments.output_dir), filters)
+    cells, selections = selected_by_validation(cells, fields) if (fields := _names(arguments.select)) else (cells, [])
     table = build(cells, arguments.metrics)
+    table = replace(table, notes=[*table.notes, *selections])
     requests = _requests(table, cells, filters, arguments)
     page, commands = _main_tables(table, arguments), missing_commands(table)
     added = [grid for section, request in requests for grid in section.tables(request)]
@@ -163,6 +167,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--metrics", metavar="M,M", help="metrics to show, or all (default: the headline metrics)")
     parser.add_argument("--rows", metavar="F,F", help="fields as rows: data, seed, schedule, model.norm, ...")
     parser.add_argument("--columns", metavar="F,F", help="fields as columns, with one table per metric")
+    parser.add_argument(
+        "--select", metavar="F,F", help="of runs that differ only in these fields, the best on the validation part"
+    )
     parser.add_argument(
         "--summary", choices=("mean", "median"), default="mean", help="mean ± standard error, or median [quartiles]"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bnn_runner.report import cost, equivalents, evidence, paired, published, ranks
+from bnn_runner.report import cost, equivalents, evidence, paired, published, ranks, rates
 from bnn_runner.report.section import Section
 
 SECTIONS: tuple[Section, ...] = (
@@ -11,5 +11,6 @@ SECTIONS: tuple[Section, ...] = (
     equivalents.SECTION,
     evidence.SECTION,
     cost.SECTION,
+    rates.SECTION,
     published.SECTION,
 )

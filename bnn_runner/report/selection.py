@@ -1,14 +1,22 @@
-"""Selection of settings on validation data, for experiments whose published rule does the same."""
+"""Selection of settings on validation data: by `bnn-report --select`, and by the published rule of an experiment."""
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from bnn_runner.report.columns import Column
+from bnn_runner.errors import UserError
+from bnn_runner.report.columns import Column, unknown
+from bnn_runner.report.filters import field_text, known_fields
+from bnn_runner.report.grouping import is_neutral, value_text
 from bnn_runner.report.read_cells import CellRecord
 
 VALIDATION = Column("marginal_loglik", "val")
+SELECTED = "selected"
+"""What a selected field reads in a table, so that the seeds of one row may have different values."""
 
 
 def selected_cells(cells: Sequence[CellRecord], experiment: str) -> tuple[list[CellRecord], str]:
@@ -17,6 +25,59 @@ def selected_cells(cells: Sequence[CellRecord], experiment: str) -> tuple[list[C
         return list(cells), ""
     select, words = RULES[experiment]
     return select(cells), words
+
+
+def selected_by_validation(cells: Sequence[CellRecord], fields: Sequence[str]) -> tuple[list[CellRecord], list[str]]:
+    """Of the cells that differ only in `fields`, the one with the highest validation log-likelihood, seed by seed.
+
+    Cells without these fields are kept. In the selected ones the fields read `SELECTED`. Unfinished cells of a
+    selection are left out. Also returns one note for each method, which counts the values that were selected.
+
+    Raises:
+        UserError: for a field that no cell has, and for finished cells without a validation part.
+    """
+    known = known_fields(cells)
+    problems = [unknown("field", f, known, "--select") for f in fields if f not in known]
+    if problems:
+        raise UserError(*problems)
+    rivals: dict[tuple[object, ...], list[CellRecord]] = {}
+    kept: list[CellRecord] = []
+    for cell in cells:
+        if not cell.config or not any(f in cell.config for f in fields):
+            kept.append(cell)
+            continue
+        others = ((f, value_text(v)) for f, v in cell.config.items() if f not in fields and not is_neutral(f))
+        rivals.setdefault((cell.data, cell.model, cell.method, cell.seed, tuple(sorted(others))), []).append(cell)
+    chosen: dict[tuple[str, str], Counter[str]] = {}
+    seen: dict[tuple[str, str], set[str]] = {}
+    for found in rivals.values():
+        done = [c for c in found if c.status == "done"]
+        if len(found) == 1 or not done:
+            kept += found
+            continue
+        without = [c.name for c in done if not math.isfinite(validation(c))]
+        if without:
+            raise UserError(
+                f"--select requires a validation log-likelihood of every run; {without[0]} has none. Set "
+                "data.val_fraction above 0, or run metric=marginal."
+            )
+        best = max(done, key=validation)
+        kept.append(replace(best, config={**best.config, **{f: SELECTED for f in fields if f in best.config}}))
+        place = best.data, best.method
+        chosen.setdefault(place, Counter())[_values(best, fields)] += 1
+        seen.setdefault(place, set()).update(_values(c, fields) for c in done)
+    notes = []
+    for (data, method), counts in chosen.items():
+        picked = ", ".join(f"{value} ({n} of {counts.total()})" for value, n in counts.most_common())
+        notes.append(
+            f"{data}/{method}: {' and '.join(fields)} selected on the validation part of each seed, among "
+            f"{len(seen[data, method])} values: {picked}."
+        )
+    return kept, notes
+
+
+def _values(cell: CellRecord, fields: Sequence[str]) -> str:
+    return " ".join(field_text(cell, f) or "" for f in fields if f in cell.config)
 
 
 def best_of_each_seed(cells: Sequence[CellRecord]) -> list[CellRecord]:
