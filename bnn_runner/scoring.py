@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -113,6 +113,9 @@ class Score:
         unit: in words.
         status: ok, n/a (with the reason in `note`), not converged, or not finite.
         note: for a reader.
+        points: numbers [n], one per point or block, whose mean is the value (to first order, where the score is not a
+            mean itself). Two methods' difference on the same points has the standard error of their differences; not
+            in metrics.csv but in points.npz. None where there are none.
     """
 
     metric: str
@@ -127,6 +130,7 @@ class Score:
     unit: str = ""
     status: str = "ok"
     note: str = ""
+    points: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.status in ("n/a", "not finite"):
@@ -136,6 +140,10 @@ class Score:
             name, number = ("value", self.value) if bad_value else ("standard error", self.standard_error)
             object.__setattr__(self, "status", "not finite")
             object.__setattr__(self, "note", "; ".join(filter(None, (self.note, f"the {name} is {number}"))))
+
+
+SCORE_COLUMNS = tuple(f.name for f in fields(Score) if f.name != "points")
+"""The columns of metrics.csv."""
 
 
 @runtime_checkable

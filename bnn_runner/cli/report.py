@@ -18,7 +18,7 @@ from bnn_runner.report.grid import to_csv as grids_to_csv
 from bnn_runner.report.page import to_html
 from bnn_runner.report.parallel_draw import draw_in_parallel
 from bnn_runner.report.read_cells import CellRecord, find_cells
-from bnn_runner.report.render import LEGENDS, Report, report_of, to_csv, to_latex, to_markdown
+from bnn_runner.report.render import Report, report_of, to_csv, to_latex, to_markdown
 from bnn_runner.report.section import Request, Section
 from bnn_runner.report.sections import SECTIONS
 from bnn_runner.report.selection import selected_by_validation
@@ -135,7 +135,7 @@ def _main_tables(table: Table, arguments: argparse.Namespace) -> Report:
     rows, columns = _names(arguments.rows), _names(arguments.columns)
     if rows or columns:
         rows = rows or [w for w in _FILTERS if w not in columns]
-        page = replace(page, grids=by_axes(table, rows, columns, arguments.summary), legend=LEGENDS[arguments.summary])
+        page = replace(page, grids=by_axes(table, rows, columns, arguments.summary))
     return page
 
 

@@ -150,12 +150,14 @@ def _row(
     status: str = "ok",
     error: float | None = None,
 ) -> Score:
-    """The mean over blocks of `values` [R, M]; values that are not finite stay visible and are counted in the note."""
+    """The mean over blocks of `values` [R, M]; values that are not finite stay visible and are counted in the note.
+
+    The score keeps the values of the first permutation, whose blocks are the same for every method.
+    """
     mean, over_blocks = mean_over_blocks(values)
     bad = int((~torch.isfinite(values)).sum())
     counted = f"{bad} of {values.numel()} values are not finite" if bad else ""
     note = "; ".join(part for part in (fields.get("note", ""), *remarks, counted) if part)
     error = over_blocks if error is None else error
-    return Score(
-        metric, mean, error, **(fields | {"n": values.shape[1], "note": note, "draws": draws, "status": status})
-    )
+    counted_fields = {"n": values.shape[1], "note": note, "draws": draws, "status": status, "points": values[0]}
+    return Score(metric, mean, error, **(fields | counted_fields))

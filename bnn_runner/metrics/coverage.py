@@ -9,7 +9,7 @@ import torch
 
 from bnn_runner.evaluation.predictive import log_weights, pit
 from bnn_runner.metrics.checks import fractions
-from bnn_runner.metrics.scores import draws_used, mean_score
+from bnn_runner.metrics.scores import draws_used, mean_and_error, mean_score
 from bnn_runner.scoring import Evaluation, Score
 
 
@@ -38,18 +38,22 @@ class Coverage:
                 mean_score(f"coverage_{100 * level:g}", inside, evaluation, unit="fraction", note=f"ideal {level:g}")
             )
         grid = torch.arange(1, 20, dtype=torch.float64) / 20
-        error = torch.stack([((distance <= c).double().mean() - c).abs() for c in grid]).mean()
+        gaps = torch.stack([(distance <= c).double().mean(-1) - c for c in grid])  # [19, N]
+        points = (gaps.mean(1, keepdim=True).sign() * gaps).mean(0)  # signs fixed
         if distance.isnan().any():
-            error = torch.tensor(float("nan"))
+            points = torch.full_like(points, float("nan"))
+        error, spread = mean_and_error(points)
         scores.append(
             Score(
                 "coverage_error",
-                float(error),
+                error,
+                spread,
                 n=len(distance),
                 draws=draws_used(evaluation),
                 better="lower",
                 unit="fraction",
                 note="mean over 19 levels of the distance between coverage and level",
+                points=points,
             )
         )
         return scores

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.metrics.checks import positive_integers
-from bnn_runner.metrics.scores import NAN, draws_used
+from bnn_runner.metrics.scores import NAN, draws_used, mean_and_error
 from bnn_runner.scoring import Evaluation, Score
 
 
@@ -20,7 +20,11 @@ def bin_of(confidence: Tensor, bins: int) -> Tensor:
 
 @dataclass(frozen=True)
 class CalibrationError:
-    """`ece`: sum over `bins` bins of (share of points) |accuracy - mean confidence| (Naeini et al. 2015)."""
+    """`ece`: sum over `bins` bins of (share of points) |accuracy - mean confidence| (Naeini et al. 2015).
+
+    It is the mean over points of the gap between right (1) or wrong (0) and the confidence, times the sign of the bin's
+    own gap; the standard error is that of this mean, with the signs fixed.
+    """
 
     bins: int
 
@@ -37,6 +41,9 @@ class CalibrationError:
             return [Score("ece", NAN, note="probabilities are not finite", **fields)]  # type: ignore[arg-type]
         confidence = confidence.clamp(0, 1)  # a sum of rounded numbers may exceed 1
         gap = (predicted == test.targets).double() - confidence
-        per_bin = torch.zeros(self.bins, dtype=torch.float64).index_add_(0, bin_of(confidence, self.bins), gap)
-        value = float(per_bin.abs().sum() / len(gap))
-        return [Score("ece", value, note=f"{self.bins} equal-width bins", **fields)]  # type: ignore[arg-type]
+        place = bin_of(confidence, self.bins)
+        per_bin = torch.zeros(self.bins, dtype=torch.float64).index_add_(0, place, gap)
+        points = per_bin.sign()[place] * gap
+        value, (_, error) = float(per_bin.abs().sum() / len(gap)), mean_and_error(points)
+        note = f"{self.bins} equal-width bins"
+        return [Score("ece", value, error, note=note, points=points, **fields)]  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from bnn_runner.evaluation.predictive import total_entropy
+from bnn_runner.metrics.areas import roc_area
 from bnn_runner.metrics.scores import draws_used, not_available
 from bnn_runner.scoring import Evaluation, Score
 
@@ -27,16 +28,19 @@ class Misclassification:
         if count in (0, len(wrong)):
             reason = f"{count} of {len(wrong)} predictions are wrong, so there are no two groups to separate"
             return [not_available(metric, reason, better="higher")]
-        from sklearn.metrics import roc_auc_score
-
+        area, error, by_group = roc_area(entropy[~wrong], entropy[wrong])
+        points = torch.empty_like(by_group)
+        points[~wrong], points[wrong] = by_group[: len(wrong) - count], by_group[len(wrong) - count :]
         return [
             Score(
                 metric,
-                float(roc_auc_score(wrong.numpy(), entropy.numpy())),
+                area,
+                error,
                 n=len(wrong),
                 draws=draws_used(evaluation),
                 better="higher",
                 unit="fraction",
                 note=f"by entropy, {count} wrong predictions",
+                points=points,
             )
         ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.evaluation.predictive import log_weights, total_entropy, variance_parts
+from bnn_runner.metrics.areas import roc_area
 from bnn_runner.metrics.scores import draws_used, mean_score, not_available
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 
@@ -56,20 +57,14 @@ def _areas(evaluation: Evaluation, name: str, inside: Tensor, outside: Tensor, b
     if not torch.isfinite(values).all():
         reason = f"the {by} is not finite at {int((~torch.isfinite(values)).sum())} points"
         return [not_available(m, reason, split=name, better="higher") for m in ("ood_auroc", "ood_aupr")]
-    from sklearn.metrics import average_precision_score, roc_auc_score
+    from sklearn.metrics import average_precision_score
 
     labels = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).numpy()
-    note = f"by {by}, {len(inside)} test points against {len(outside)}"
+    area, error, points = roc_area(inside, outside)
+    fields = {"n": len(values), "split": name, "draws": draws_used(evaluation), "better": "higher", "unit": "fraction"}
+    fields["note"] = f"by {by}, {len(inside)} test points against {len(outside)}"
+    precision = float(average_precision_score(labels, values.numpy()))
     return [
-        Score(
-            metric,
-            float(area(labels, values.numpy())),
-            n=len(values),
-            split=name,
-            draws=draws_used(evaluation),
-            better="higher",
-            unit="fraction",
-            note=note,
-        )
-        for metric, area in (("ood_auroc", roc_auc_score), ("ood_aupr", average_precision_score))
+        Score("ood_auroc", area, error, points=points, **fields),  # type: ignore[arg-type]
+        Score("ood_aupr", precision, **fields),  # type: ignore[arg-type]
     ]

@@ -22,9 +22,11 @@ class RMSE:
         if test.means is None or test.targets is None:
             return []
         centre = mixture_mean(test.means, log_weights(evaluation))
-        square, error = mean_and_error((test.targets - centre).square().mean(-1))
+        squares = (test.targets - centre).square().mean(-1)
+        square, error = mean_and_error(squares)
         value = math.sqrt(square)
         error = error / (2 * value) if value > 0 else 0.0
+        points = value + (squares.double() - square) / (2 * value) if value > 0 else squares
         fields = {"n": len(centre), "draws": draws_used(evaluation), "better": "lower", "unit": "target units"}
         note = "" if math.isfinite(value) else "not finite"
-        return [Score("rmse", value, error, note=note, **fields)]  # type: ignore[arg-type]
+        return [Score("rmse", value, error, note=note, points=points, **fields)]  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def mean_score(metric: str, values: Tensor, evaluation: Evaluation, **fields: An
     if bad:
         note = f"{bad} of {len(values)} values are not finite"
         fields["note"] = f"{fields['note']}; {note}" if fields.get("note") else note
-    return Score(metric, value, error, len(values), draws=draws_used(evaluation), **fields)
+    return Score(metric, value, error, len(values), draws=draws_used(evaluation), points=values, **fields)
 
 
 def not_available(metric: str, reason: str, **fields: Any) -> Score:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bnn_runner.errors import UserError
-from bnn_runner.report.columns import unknown
+from bnn_runner.report.columns import Column, unknown
 from bnn_runner.report.filters import OWN, group_text, known_fields
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import ABSENT, Group, by_size
@@ -54,7 +54,9 @@ def by_axes(table: Table, rows: Sequence[str], columns: Sequence[str], summary: 
         filled = []
         for left in lines:
             row = places[left, ()]
-            filled.append(Line((*left, str(row.n)), tuple(row.entries.get(c) for c in table.columns), row.n))
+            entries = tuple(row.entries.get(c) for c in table.columns)
+            bold = frozenset(j for j, c in enumerate(table.columns) if _is_bold(table, row, c))
+            filled.append(Line((*left, str(row.n)), entries, row.n, bold if summary == "mean" else frozenset()))
         return (Grid("by " + ", ".join(rows), (*rows, "n"), len(rows), heads, tuple(filled), "", summary),)
     tops = sorted({top for _, top in places}, key=lambda top: tuple(by_size(t) for t in top))
     grids = []
@@ -63,7 +65,9 @@ def by_axes(table: Table, rows: Sequence[str], columns: Sequence[str], summary: 
         for left in lines:
             there = [places.get((left, top)) for top in tops]
             most = max(row.n for row in there if row is not None)
-            filled.append(Line(left, tuple(None if row is None else row.entries.get(column) for row in there), most))
+            entries = tuple(None if row is None else row.entries.get(column) for row in there)
+            bold = frozenset(j for j, row in enumerate(there) if row is not None and _is_bold(table, row, column))
+            filled.append(Line(left, entries, most, bold if summary == "mean" else frozenset()))
         heads = tuple(
             ", ".join(f"{f}={t}" if f not in OWN else t for f, t in zip(columns, top, strict=True)) for top in tops
         )
@@ -72,6 +76,11 @@ def by_axes(table: Table, rows: Sequence[str], columns: Sequence[str], summary: 
         title = f"{header(column, table)} by {', '.join(columns)}"
         grids.append(Grid(title, tuple(rows), len(rows), heads, tuple(filled), f"{seeds} seeds.", summary))
     return tuple(grids)
+
+
+def _is_bold(table: Table, row: Row, column: Column) -> bool:
+    """As in the main table; single seeds are never bold."""
+    return any(table.rows[i] is row for i in table.best(column))
 
 
 def _each_seed(rows: Sequence[Row]) -> list[Row]:

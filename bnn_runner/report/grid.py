@@ -21,17 +21,25 @@ _LATEX = {
 }  # fmt: skip
 
 
+DIFFERS = "*"
+
+
 @dataclass(frozen=True)
 class Line:
-    """One line: texts for the columns of words, entries (or None) for the others, and its number of seeds `n`."""
+    """One line: texts for the columns of words, entries (or None) for the others, and its number of seeds `n`.
+
+    `best` are the entries in bold (`separation`); `starred` those of a difference that is not 0.
+    """
 
     words: tuple[str, ...]
     entries: tuple[Entry | None, ...]
     n: int
     best: frozenset[int] = frozenset()
+    starred: frozenset[int] = frozenset()
 
     def texts(self, summary: Summary) -> list[str]:
-        return [*self.words, *(entry_text(e, self.n, summary) for e in self.entries)]
+        texts = [entry_text(e, self.n, summary) + DIFFERS * (j in self.starred) for j, e in enumerate(self.entries)]
+        return [*self.words, *texts]
 
 
 @dataclass(frozen=True)

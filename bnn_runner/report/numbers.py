@@ -25,6 +25,16 @@ def number(mean: float, error: float = math.nan) -> str:
     return f"{mean:.{places}f} ± {error:.{places}f}"
 
 
+def one_seed(value: float, error: float) -> str:
+    """`-0.532 (0.012)`: a single seed's value, and in parentheses its standard error over the test points.
+
+    >>> one_seed(-0.5321, 0.0123)
+    '-0.532 (0.012)'
+    """
+    text, plus_minus, spread = number(value, error).partition(" ± ")
+    return f"{text} ({spread})" if plus_minus else text
+
+
 def quartiles_text(lower: float, median: float, upper: float) -> str:
     """`-0.532 [-0.551, -0.498]`: median and quartiles, with two digits of half their distance."""
     half = (upper - lower) / 2
@@ -52,6 +62,8 @@ def entry_text(entry: Entry | None, row_n: int, summary: Summary = "mean") -> st
         return f"{number(entry.mean)} ({entry.nonfinite} of {seeds})"
     if summary == "median" and entry.n > 1:
         text = quartiles_text(*entry.quartiles)
+    elif entry.n == 1 and math.isfinite(entry.points_error):
+        text = one_seed(entry.mean, entry.points_error)
     else:
         text = number(entry.mean, entry.standard_error)
     text += NOT_CONVERGED if entry.marked else ""

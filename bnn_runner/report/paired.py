@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from bnn_runner.errors import UserError
 from bnn_runner.report.axes import differing
-from bnn_runner.report.columns import Column
+from bnn_runner.report.columns import Column, is_companion
+from bnn_runner.report.differences import FEWEST, difference
 from bnn_runner.report.filters import Filter, group_text, parse_filters
-from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.grid import DIFFERS, Grid, Line
 from bnn_runner.report.numbers import Summary
 from bnn_runner.report.render import header
 from bnn_runner.report.section import Request, Section
-from bnn_runner.report.tables import Entry, Row, Table, aggregate
+from bnn_runner.report.separation import LEVEL
+from bnn_runner.report.student import holm
+from bnn_runner.report.tables import Entry, Row, Table, aggregate, measured
 
 
 def paired_differences(table: Table, baseline: Sequence[Filter], summary: Summary) -> Grid:
     """Each row minus the baseline of its data set and model: d_s = x_s − b_s over the seeds that both have.
 
-    Mean d ± s_d/√n over the n shared seeds. The baseline is the row that matches the filters; of several, the one that
-    shares most settings with the row. Raises `UserError` if there is none.
+    Mean d ± s_d/√n over the n shared seeds; a star where it differs from 0 at 5 %, by the test of `differences` and
+    Holm's rule over the table. The baseline is the row that matches the filters; of several, the one that shares most
+    settings with the row. Raises `UserError` if there is none.
     """
     candidates = [
         row for row in table.rows if row.n and all(f.matches(group_text(row.group, f.name)) for f in baseline)
@@ -28,7 +33,9 @@ def paired_differences(table: Table, baseline: Sequence[Filter], summary: Summar
     words = " ".join(f"{f.name}={','.join(f.values)}" for f in baseline)
     if not candidates:
         raise UserError(f"--baseline must match a finished row; got {words}. Use another, as in --baseline method=map.")
-    lines, alone = [], []
+    lines: list[Line] = []
+    p_values: list[list[float]] = []
+    alone = []
     free = {f.name for f in baseline}
     for row in table.rows:
         if row in candidates or not row.n:
@@ -38,11 +45,11 @@ def paired_differences(table: Table, baseline: Sequence[Filter], summary: Summar
             alone.append(row.name)
             continue
         shared = [seed for seed in row.group.done if seed in rival.group.done]
-        entries = tuple(_difference(row, rival, column, shared) for column in table.columns)
-        separated = frozenset(j for j, e in enumerate(entries) if e is not None and _is_separated(e))
+        found = [_difference(row, rival, column, shared) for column in table.columns]
+        p_values.append([p for _, p in found])
         key = row.group.key
         texts = [key.data, key.model, key.method, *(row.extra[e] for e in table.extra), str(len(shared))]
-        lines.append(Line(tuple(texts), entries, len(shared), separated if summary == "mean" else frozenset()))
+        lines.append(Line(tuple(texts), tuple(entry for entry, _ in found), len(shared)))
     if not lines:
         raise UserError(
             f"The baseline {words} must have the data, results version and model of another row. Run it there, or use "
@@ -50,9 +57,24 @@ def paired_differences(table: Table, baseline: Sequence[Filter], summary: Summar
         )
     names = ("data", "model", "method", *table.extra)
     heads = tuple(f"Δ {header(c, table)}" for c in table.columns)
-    note = f"Differences from {words}, seed by seed; bold: more than 2 standard errors from 0 (n at least 2)."
+    note = f"Differences from {words}, seed by seed."
+    if summary == "mean":
+        lines, count = _starred(lines, p_values)
+        note += (
+            f" {DIFFERS}: differs from 0 at 5 % (t test over seeds and test points, n at least {FEWEST}; Holm's rule "
+            f"over the {count} differences)."
+        )
     note += f" Without a baseline: {', '.join(alone)}." if alone else ""
     return Grid(f"differences from {words}", (*names, "n"), len(names), heads, tuple(lines), note, summary)
+
+
+def _starred(lines: Sequence[Line], p_values: Sequence[Sequence[float]]) -> tuple[list[Line], int]:
+    """The lines with stars, and the number of differences that were tested."""
+    places = [(i, j) for i, row in enumerate(p_values) for j, p in enumerate(row) if not math.isnan(p)]
+    kept = holm([p_values[i][j] for i, j in places], LEVEL)
+    stars = {place for place, there in zip(places, kept, strict=True) if there}
+    marked = [replace(x, starred=frozenset(j for k, j in stars if k == i)) for i, x in enumerate(lines)]
+    return marked, len(places)
 
 
 def _baseline_of(row: Row, candidates: Sequence[Row], free: set[str]) -> Row | None:
@@ -72,8 +94,10 @@ def _baseline_of(row: Row, candidates: Sequence[Row], free: set[str]) -> Row | N
     return nearest[0]
 
 
-def _difference(row: Row, rival: Row, column: Column, seeds: Sequence[int]) -> Entry | None:
+def _difference(row: Row, rival: Row, column: Column, seeds: Sequence[int]) -> tuple[Entry | None, float]:
+    """The entry, and its p-value: NaN for what is not tested (diagnostics, and what is not converged)."""
     scores = []
+    kept = []
     for seed in seeds:
         one = row.group.done[seed].main_scores.get(column)
         two = rival.group.done[seed].main_scores.get(column)
@@ -81,12 +105,16 @@ def _difference(row: Row, rival: Row, column: Column, seeds: Sequence[int]) -> E
             continue
         status = next((s.status for s in (one, two) if s.status != "ok"), "ok")
         scores.append(one._replace(value=one.value - two.value, status=status))
-    return aggregate(scores, absent=len(seeds) - len(scores)) if scores else None
-
-
-def _is_separated(entry: Entry) -> bool:
-    clean = entry.n > 1 and not (entry.nonfinite or entry.not_applicable or entry.marked)
-    return clean and entry.standard_error > 0 and abs(entry.mean) > 2 * entry.standard_error
+        kept.append(seed)
+    if not scores:
+        return None, math.nan
+    entry = aggregate(scores, absent=len(seeds) - len(scores))
+    if entry.nonfinite or entry.not_applicable or not entry.n:
+        return replace(entry, points_error=math.nan), math.nan
+    ours, theirs = ({s: measured(r.group.done[s], column) for s in kept} for r in (row, rival))
+    found = difference(ours, theirs)
+    tested = entry.better and not (entry.marked or is_companion(column.metric))
+    return replace(entry, points_error=found.over_points), found.p_value if tested else math.nan
 
 
 def without_extra(grid: Grid) -> Grid:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bnn_runner.report.columns import Column
+from bnn_runner.report.differences import FEWEST
 from bnn_runner.report.epochs import NOTE, epochs_text, shows_epochs
 from bnn_runner.report.grid import Grid, Line, latex, markdown
 from bnn_runner.report.numbers import Summary
@@ -18,6 +19,9 @@ LEGENDS: dict[Summary, str] = {
     "mean": "Mean ± standard error over n seeds.",
     "median": "Median [first quartile, third quartile] over n seeds (linear between the values).",
 }
+
+
+_MOST_LIMITS = 12
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,29 @@ def report_of(table: Table, summary: Summary = "mean") -> Report:
         places = [i for i, row in enumerate(table.rows) if row.kind == kind]
         columns = [c for c in table.columns if any(c in table.rows[i].entries for i in places)]
         grids.append(_grid(table, kind or "not finished", places, columns, summary))
-    legend = LEGENDS[summary]
-    if any(line.best for grid in grids for line in grid.lines):
-        legend += " Bold: best of its data set by more than 2 standard errors of the difference."
-    return Report(tuple(grids), legend, tuple(table.notes), table.provenance)
+    return Report(tuple(grids), legend_of(table, summary), tuple(table.notes), table.provenance)
+
+
+def legend_of(table: Table, summary: Summary) -> str:
+    """What an entry, its parentheses and bold type mean, and which difference would be bold."""
+    entries = [e for row in table.rows for column, e in row.entries.items() if column in table.columns]
+    words = [LEGENDS[summary]]
+    if any(e.n == 1 and math.isfinite(e.points_error) for e in entries):
+        words.append("In parentheses, of a single seed: standard error over the test points.")
+    if summary != "mean" or not table.comparisons:
+        return " ".join(words)
+    count = sum(map(len, table.comparisons.values()))
+    smallest = {c: d for c in table.comparisons if not math.isnan(d := table.detectable(c))}
+    if not smallest:
+        return " ".join([*words, f"No number is bold: a comparison requires {FEWEST} seeds and a known error."])
+    limits = [f"{column.label} {limit:.2g}" for column, limit in list(smallest.items())[:_MOST_LIMITS]]
+    more = ", …" if len(smallest) > _MOST_LIMITS else ""
+    words.append(
+        "Bold: best of its data set, and different from each rival at 5 % (t test over seeds and test points; Holm's "
+        f"rule over the {count} comparisons of the table). Differences that would be bold at these n: "
+        f"{', '.join(limits)}{more}."
+    )
+    return " ".join(words)
 
 
 def header(column: Column, table: Table) -> str:
@@ -97,7 +120,7 @@ def to_csv(table: Table) -> str:
     writer = csv.writer(out, lineterminator="\n")
     names = ["data", "model", "method", *table.extra, "kind", "n", "shortened", "results_version", "epochs"]
     names += ["seeds", "missing_seeds", "failed", "interrupted", "unfinished", "damaged"]
-    parts = ("mean", "se", "n", "nan", "na", "absent", "converged", "q1", "median", "q3")
+    parts = ("mean", "se", "n", "nan", "na", "absent", "converged", "q1", "median", "q3", "points_se")
     writer.writerow(names + [f"{c.key}_{part}" for c in table.columns for part in parts])
     for row in table.rows:
         key = row.group.key
@@ -114,7 +137,8 @@ def to_csv(table: Table) -> str:
             error = "" if math.isnan(e.standard_error) else repr(e.standard_error)
             mean = "" if e.n == 0 else repr(e.mean)
             quartiles = ["" if math.isnan(q) else repr(q) for q in e.quartiles]
-            line += [mean, error, e.n, e.nonfinite, e.not_applicable, e.absent, int(not e.marked), *quartiles]
+            points = "" if math.isnan(e.points_error) else repr(e.points_error)
+            line += [mean, error, e.n, e.nonfinite, e.not_applicable, e.absent, int(not e.marked), *quartiles, points]
         writer.writerow(line)
     return out.getvalue()
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import quantiles
+from functools import cached_property
+from statistics import median, quantiles
 
-from bnn_runner.report.columns import AT_DRAWS, Column, select_columns
+from bnn_runner.report.columns import AT_DRAWS, Column, is_companion, select_columns
+from bnn_runner.report.differences import Measured
 from bnn_runner.report.grouping import ABSENT, Group, distinguishing_fields, group_cells
+from bnn_runner.report.point_scores import read_points
 from bnn_runner.report.read_cells import CellRecord, ScoreRow
+from bnn_runner.report.separation import Candidate, Outcome, compare, detectable, separated
 
 NOT_CONVERGED = "†"
 SHORTENED = "‡"
@@ -26,6 +30,7 @@ class Entry:
     `mean`, `standard_error` (s/√n with n − 1 in s; NaN at n = 1) and `quartiles` (first, median, third; linear
     between the sorted values) are over the n seeds for which the score applies: one NaN seed makes them NaN.
     `nonfinite` counts NaN and ±inf, `not_applicable` the seeds with n/a, `absent` the finished seeds without the score.
+    `points_error` is the standard error of one seed over its test points (the root of the mean square over seeds).
     """
 
     mean: float
@@ -38,6 +43,7 @@ class Entry:
     better: str = ""
     unit: str = ""
     quartiles: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+    points_error: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -86,23 +92,48 @@ class Table:
     notes: list[str]
     provenance: str
 
-    def best(self, column: Column) -> set[int]:
-        """Indices of rows whose entry is the best of its data set and separated from every rival.
+    @cached_property
+    def comparisons(self) -> dict[Column, list[Outcome]]:
+        """For each column, the best row of each data set against its rivals (see `separation`).
 
-        Separated: |difference| > 2 √(se₁² + se₂²) to the best rival. Never at n = 1 (of either), with failed seeds (the
-        others are a selection), or if an entry of the comparison is marked as not converged (its value is biased).
+        Diagnostics have none, and neither has a data set with an entry that is not converged: its value is biased. A
+        row with failed seeds is never the best, because its other seeds are a selection.
         """
         places: dict[tuple[object, ...], list[int]] = {}
         for i, row in enumerate(self.rows):
-            if column in row.entries:
-                places.setdefault(row.group.key.data_key, []).append(i)
-        winners = set()
-        for group in places.values():
-            entries = [(i, self.rows[i].entries[column]) for i in group]
-            winner = _separated_best(entries)
-            if winner is not None and not self.rows[winner].count("failed"):
-                winners.add(winner)
-        return winners
+            places.setdefault(row.group.key.data_key, []).append(i)
+        found: dict[Column, list[Outcome]] = {}
+        for column in self.columns:
+            for group in () if is_companion(column.metric) else places.values():
+                entries = {i: self.rows[i].entries[column] for i in group if column in self.rows[i].entries}
+                usable = {i: e for i, e in entries.items() if e.n and math.isfinite(e.mean) and not e.not_applicable}
+                if any(e.marked for e in usable.values()) or not usable:
+                    continue
+                sign = {"higher": 1.0, "lower": -1.0}.get(next(iter(usable.values())).better, 0.0)
+                candidates = [_candidate(i, self.rows[i], column) for i in usable]
+                if (outcome := compare(candidates, sign)) is not None:
+                    found.setdefault(column, []).append(outcome)
+        return found
+
+    @cached_property
+    def _winners(self) -> set[tuple[Column, int]]:
+        outcomes = [(column, o) for column, found in self.comparisons.items() for o in found]
+        kept = separated([o for _, o in outcomes])
+        return {(column, o.winner) for (column, o), there in zip(outcomes, kept, strict=True) if there}
+
+    def best(self, column: Column) -> set[int]:
+        """Indices of the rows that are bold: the best of its data set, separated from every rival (`separation`)."""
+        return {place for found, place in self._winners if found == column}
+
+    def detectable(self, column: Column) -> float:
+        """The smallest difference from the second best row that would surely be bold: the median over data sets.
+
+        NaN if no difference would be, because too few seeds have run or an error is not known.
+        """
+        count = sum(map(len, self.comparisons.values()))
+        found = [detectable(o, count) for o in self.comparisons.get(column, ())]
+        usable = [d for d in found if not math.isnan(d)]
+        return median(usable) if usable else math.nan
 
 
 def build(cells: Sequence[CellRecord], metrics: str | None = None) -> Table:
@@ -161,6 +192,9 @@ def aggregate(scores: Sequence[ScoreRow], absent: int = 0) -> Entry:
         better=next((s.better for s in scores if s.better), ""),
         unit=next((s.unit for s in scores if s.unit), ""),
         quartiles=_quartiles(values) if n and not nonfinite else (math.nan, math.nan, math.nan),
+        points_error=math.sqrt(math.fsum(s.standard_error**2 for s in counted) / n)
+        if n and not nonfinite
+        else math.nan,
     )
 
 
@@ -194,16 +228,15 @@ def _missing(group: Group, seeds: Iterable[int]) -> dict[int, str]:
     return {seed: why.get(seed, "not run") for seed in sorted(seeds) if seed not in group.done}
 
 
-def _separated_best(entries: Sequence[tuple[int, Entry]]) -> int | None:
-    finite = [(i, e) for i, e in entries if e.n and math.isfinite(e.mean) and not e.not_applicable]
-    sign = {"higher": 1.0, "lower": -1.0}.get(finite[0][1].better if finite else "", 0.0)
-    if not sign or len(finite) < 2 or any(e.marked for _, e in finite):
-        return None
-    (winner, best), (_, rival), *_ = sorted(finite, key=lambda pair: -sign * pair[1].mean)
-    if best.n < 2 or rival.n < 2:
-        return None
-    separated = abs(best.mean - rival.mean) > 2 * math.hypot(best.standard_error, rival.standard_error)
-    return winner if separated else None
+def _candidate(place: int, row: Row, column: Column) -> Candidate:
+    cells = {seed: cell for seed, cell in row.group.done.items() if column in cell.main_scores}
+    return Candidate(place, {s: measured(c, column) for s, c in cells.items()}, not row.count("failed"))
+
+
+def measured(cell: CellRecord, column: Column) -> Measured:
+    """A score of a cell with its errors; its points are read when they are asked for."""
+    score = cell.main_scores[column]
+    return Measured(score.value, score.standard_error, lambda: read_points(cell.path, column.key))
 
 
 def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[CellRecord]) -> list[str]:

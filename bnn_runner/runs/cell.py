@@ -10,14 +10,14 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bnn_runner.config.keys import cell_hash
 from bnn_runner.runs.status import Status, facts_of, set_status, status_of
 from bnn_runner.runtime.files import write_json, write_text
-from bnn_runner.scoring import Score
+from bnn_runner.scoring import SCORE_COLUMNS, Score
 
 if TYPE_CHECKING:
     from bnn_runner.experiment import Experiment
@@ -60,9 +60,8 @@ class Cell:
 
     def write_scores(self, scores: Sequence[Score]) -> None:
         """Writes metrics.csv: one row per score, its fields as columns; not-a-number is written as "nan"."""
-        write_text(
-            self.folder / "metrics.csv", table_text([asdict(s) for s in scores], [f.name for f in fields(Score)])
-        )
+        rows = [{name: getattr(s, name) for name in SCORE_COLUMNS} for s in scores]
+        write_text(self.folder / "metrics.csv", table_text(rows, SCORE_COLUMNS))
 
     def write_history(
         self, histories: Sequence[Sequence[Mapping[str, float]]], fit: Sequence[Mapping[str, float]] = ()

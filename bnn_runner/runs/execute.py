@@ -25,6 +25,7 @@ from bnn_runner.runs.cell import headline, write_description
 from bnn_runner.runs.citations import bibliography
 from bnn_runner.runs.figures import draw_figures, redraw_figures
 from bnn_runner.runs.messages import report_pretrained
+from bnn_runner.runs.point_scores import write_points
 from bnn_runner.runs.provenance import collect
 from bnn_runner.runs.session import CellRun, Session
 from bnn_runner.runtime.files import clear_unfinished, write_json, write_text
@@ -105,6 +106,7 @@ def score_again(cell_run: CellRun) -> bool:
     evaluation = evaluation_store.load(cell_run.cell.folder)
     scores = score(cell_run, evaluation)
     cell_run.cell.write_scores(scores)
+    write_points(cell_run.cell.folder, scores, evaluation, cell_run.cell.seed)
     if cell_run.experiment.settings.figures:
         redraw_figures(cell_run.cell.folder, cell_run.task, evaluation, scores)
     write_description(
@@ -229,6 +231,7 @@ def _write(
     with cell_run.stages.stage("writing", session.device):
         evaluation_store.save(evaluation, cell.folder)
         cell.write_scores(scores)
+        write_points(cell.folder, scores, evaluation, cell.seed)
         cell.write_history([n.history for n in networks], history)
         cell.write_tuning([n.tuning for n in networks])
         write_text(cell.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(experiment.config)))

@@ -84,12 +84,14 @@ def nine_cells(write_cell):
                     "metric": "joint_loglik",
                     "tau": tau,
                     "value": -rmse * tau,
+                    "standard_error": 0.001 * tau,
                     "better": "higher",
                     "unit": "nats per block",
                 }
                 for tau in (1, 5, 10)
             ]
-            write_cell(method, seed, [("rmse", rmse), *joint], hash8=f"{place}000abcd")
+            scores = [{"metric": "rmse", "value": rmse, "standard_error": 0.001}, *joint]
+            write_cell(method, seed, scores, hash8=f"{place}000abcd")
     return write_cell
 
 

@@ -41,7 +41,7 @@ def two_sets(write_cell):
     }
     for (data, method), found in numbers.items():
         for seed, value in enumerate(found):
-            write_cell(method, seed, [("rmse", value)], data=data)
+            write_cell(method, seed, [{"metric": "rmse", "value": value, "standard_error": 0.01}], data=data)
     return write_cell
 
 
@@ -84,7 +84,9 @@ def test_seed_as_an_axis_averages_nothing(two_sets):
 
 
 def test_differences_are_paired_by_seed(two_sets):
-    """Planted bugs: independent standard errors; a baseline of another data set; the sign turned round."""
+    """Planted bugs: independent standard errors; a baseline of another data set; the sign turned round; a star for
+    p = .035, which is not significant among four differences.
+    """
     grid = paired_differences(table(two_sets), parse_filters(["method=map"], ""), "mean")
     lines = {line.words[:3]: line for line in grid.lines}
     assert set(lines) == {(d, "mlp", m) for d in ("boston", "yacht") for m in ("laplace", "swag")}
@@ -92,9 +94,11 @@ def test_differences_are_paired_by_seed(two_sets):
     differences = [2.0 - 3.0, 2.6 - 3.1, 2.3 - 3.2]
     assert found.n == 3 and found.mean == pytest.approx(statistics.fmean(differences))
     assert found.standard_error == pytest.approx(statistics.stdev(differences) / math.sqrt(3))
-    assert lines[("boston", "mlp", "laplace")].best == {0}
+    starred = {line.words[2]: line.starred for line in grid.lines if line.words[0] == "boston"}
+    assert starred == {"swag": {0}, "laplace": set()} and "over the 4 differences" in grid.note
+    assert next(line for line in grid.lines if line.starred).texts("mean")[-1] == "-1.500 ± 0.058*"
     same = lines[("yacht", "mlp", "swag")]
-    assert same.entries[0].mean == 0 and not same.best
+    assert same.entries[0].mean == 0 and not same.starred
 
 
 def test_differences_use_the_seeds_that_both_have(two_sets):

@@ -91,13 +91,12 @@ def test_one_seed_has_no_standard_error_and_is_never_bold(write_cell):
     assert next(csv.DictReader(io.StringIO(to_csv(table))))["rmse_se"] == ""
 
 
-@pytest.mark.parametrize(("gap", "bold"), [(0.15, False), (0.25, True)])
-def test_bold_needs_two_standard_errors_of_the_difference(write_cell, gap, bold):
-    """Values m - s, m, m + s have s.e. s/√3 each; with s = 0.1 the limit is 2 √2 · 0.1/√3 = 0.163."""
+@pytest.mark.parametrize(("gap", "bold"), [(0.45, False), (0.55, True)])
+def test_bold_needs_a_significant_difference(write_cell, gap, bold):
+    """Differences g - 2s, g, g + 2s have s.e. 2s/√3; with s = 0.1 and t = 4.303 the limit is 0.497."""
     for seed, step in enumerate((-0.1, 0.0, 0.1)):
-        write_cell("map", seed, [("rmse", 1.0 + step)])
-        write_cell("laplace", seed, [("rmse", 1.0 - gap + step)])
-        write_cell("ensemble", seed, [("rmse", 3.0 + step)])
+        for method, value in (("map", 1.0 + step), ("laplace", 1.0 - gap - step), ("ensemble", 3.0 + step)):
+            write_cell(method, seed, [{"metric": "rmse", "value": value, "standard_error": 0.01}])
     table = _table(write_cell)
     places = {i for i, row in enumerate(table.rows) if row.group.key.method == "laplace"}
     assert table.best(RMSE) == (places if bold else set())
@@ -107,9 +106,9 @@ def test_bold_needs_two_standard_errors_of_the_difference(write_cell, gap, bold)
 
 def test_bold_compares_within_a_data_set_only(write_cell):
     for seed in range(3):
-        write_cell("map", seed, [("rmse", 1.0 + 0.01 * seed)])
-        write_cell("map", seed, [("rmse", 9.0 + 0.01 * seed)], data="boston")
-        write_cell("laplace", seed, [("rmse", 5.0 + 0.01 * seed)], data="boston")
+        for method, value, data in (("map", 1.0, "yacht"), ("map", 9.0, "boston"), ("laplace", 5.0, "boston")):
+            score = {"metric": "rmse", "value": value + 0.01 * seed, "standard_error": 0.01}
+            write_cell(method, seed, [score], data=data)
     table = _table(write_cell)
     winners = [table.rows[i].name for i in table.best(RMSE)]
     assert winners == ["boston/mlp/laplace"]
