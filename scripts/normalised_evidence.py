@@ -2,11 +2,13 @@
 
     python scripts/normalised_evidence.py [--data matern_1d,my_1d] [--out outputs/results] [--work outputs]
 
-Trains a batchnorm MLP with two hidden layers of 50 on one-dimensional data with a gap, and fits linearised Laplace with
-the full curvature under five prior precisions: five panels. The sixth panel shows the log evidence at the trained
-weights w* and at the tangent model's own optimum v* (Antorán et al. 2022) as a function of the precision, and the
-precision that each selects. A second table has the largest evidence with a single precision and with one precision per
-group of weights (each scale-invariant group, and the rest), with the biases in the basis and held at MAP.
+Trains a batchnorm MLP with two hidden layers of 50 on one-dimensional data without the middle fifth of the points by
+input, and fits linearised Laplace with the full curvature under seven prior precisions: five fixed ones, and those with
+the largest evidence at the trained weights w* and at the tangent model's own optimum v* (Antorán et al. 2022). Each has
+a panel, with its test log-likelihood among the data and in the gap, whose points are known. The last two panels show
+both evidences and both test log-likelihoods as functions of the precision. A second table has the largest evidence with
+a single precision and with one precision per group of weights (each scale-invariant group, and the rest), with the
+biases in the basis and held at MAP.
 
 Writes normalised_evidence_DATA.png for each data set, and the numbers as normalised_evidence.csv and .md, and
 normalised_evidence_choices.csv. Two minutes.
@@ -22,6 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
@@ -30,6 +33,7 @@ import bnn_runner
 from bnn_runner.base import FitContext, HyperRule, Network
 from bnn_runner.curvature.parameter_subset import HeldKind
 from bnn_runner.evaluation.closed_form import gaussian_log_prob
+from bnn_runner.experiment import load_experiment
 from bnn_runner.hyper.evidence import Evidence
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.laplace.posterior import LinearisedLaplace
@@ -45,17 +49,12 @@ PRECISIONS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 CURVE = torch.logspace(-2, 4, 37, dtype=torch.float64).tolist()
 Where = Literal["network", "tangent"]
 PLACES: dict[Where, str] = {"network": "w*", "tangent": "v*"}
-SHOWS = """At v* the evidence is higher than at w*, and it selects a larger precision. One precision per group raises
-the evidence most at w*, where training determines the norm of the weights of a scale-invariant group. `at bound` means
-that the evidence does not depend on some group: it is held at a precision from where on nothing changes, as a bias
-before a normalisation has no effect at all. No numbers were published for these figures; one seed.
-"""
 HELD: dict[str, tuple[HeldKind, ...]] = {"in the basis": (), "held at MAP": ("bias",)}
 
 
 @dataclass(frozen=True)
 class Row:
-    """Log evidences in nats at one precision, and the closed-form test log-likelihood (nats per point)."""
+    """Log evidences in nats at one precision, and closed-form test log-likelihoods: among the data, and in the gap."""
 
     data: str
     precision: float
@@ -64,11 +63,12 @@ class Row:
     evidence_at_v: float
     newton_decrement: float
     test_loglik: float
+    gap_loglik: float
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The largest log evidence (nats) of a family of precisions, and its test log-likelihood (nats per point)."""
+    """The largest log evidence (nats) of a family of precisions, and its test log-likelihoods (nats per point)."""
 
     data: str
     biases: str
@@ -81,6 +81,17 @@ class Choice:
     log_evidence: float
     status: str
     test_loglik: float
+    gap_loglik: float
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A data set without its middle, the network trained on it, and which test points lie in that gap."""
+
+    data: str
+    task: Task
+    network: Network
+    in_gap: Tensor
 
 
 def fitted(
@@ -93,21 +104,23 @@ def fitted(
     return made
 
 
-def test_loglik(task: Task, posterior: LinearisedLaplace) -> float:
-    """Mean log density of the test targets in their own units."""
+def test_logliks(problem: Problem, posterior: LinearisedLaplace) -> tuple[float, float]:
+    """Mean log densities of the test targets in their own units: among the data, and in the gap."""
+    task = problem.task
     assert isinstance(posterior.likelihood, Gaussian)
     moments, y = posterior.moments(task.test.inputs), task.test.targets
     assert y is not None
     noise = torch.diag((2 * posterior.likelihood.log_noise).exp())
-    values = gaussian_log_prob(y, moments.mean, moments.covariance + noise)
-    return float(values.mean() - task.target_scale.log().sum())
+    values = gaussian_log_prob(y, moments.mean, moments.covariance + noise) - task.target_scale.log().sum()
+    return float(values[~problem.in_gap].mean()), float(values[problem.in_gap].mean())
 
 
-def choices_of(data: str, task: Task, network: Network) -> list[Choice]:
+def choices_of(problem: Problem) -> list[Choice]:
     """Both families, with the biases in the basis and held at MAP, at w* and v*.
 
     The search over groups starts at the selected single precision, because the evidence of several has many maxima.
     """
+    task, network = problem.task, problem.network
     found = []
     for (biases, hold), where in product(HELD.items(), PLACES):
         one = fitted(task, network, where, Evidence(), hold)
@@ -117,30 +130,41 @@ def choices_of(data: str, task: Task, network: Network) -> list[Choice]:
             report = made.report.facts
             selected = set((report.get("prior_precisions") or {"": report["prior_precision"]}).values())
             size, evidence, status = report["weights_in_basis"], report["evidence_nats"], report["hyper_status"]
-            numbers = (size, len(selected), min(selected), max(selected), evidence, status, test_loglik(task, made))
-            found.append(Choice(data, biases, family, PLACES[where], *numbers))
+            numbers = (
+                size,
+                len(selected),
+                min(selected),
+                max(selected),
+                evidence,
+                status,
+                *test_logliks(problem, made),
+            )
+            found.append(Choice(problem.data, biases, family, PLACES[where], *numbers))
     return found
 
 
-def row(data: str, task: Task, network: Network, precision: float, of: str) -> Row:
-    at_w, at_v = (fitted(task, network, where, Fixed(precision)) for where in PLACES)
+def row(problem: Problem, precision: float, of: str = "") -> Row:
+    at_w, at_v = (fitted(problem.task, problem.network, where, Fixed(precision)) for where in PLACES)
     w, v = at_w.report.facts, at_v.report.facts
     assert v["tangent_settled"]
-    loglik = test_loglik(task, at_w)
-    return Row(data, precision, of, w["evidence_nats"], v["evidence_nats"], w["newton_decrement_nats"], loglik)
+    evidences = w["evidence_nats"], v["evidence_nats"], w["newton_decrement_nats"]
+    return Row(problem.data, precision, of, *evidences, *test_logliks(problem, at_w))
 
 
-def bands(ax: Axes, task: Task, network: Network, shown: Row, grid: Tensor) -> None:
+def bands(ax: Axes, problem: Problem, shown: Row, grid: Tensor) -> None:
     """Mean and bands of two standard deviations, without and with noise, in the data's own units."""
+    task, network = problem.task, problem.network
     posterior = fitted(task, network, "network", Fixed(shown.precision))
     moments = posterior.moments(grid)
     scale, shift = float(task.target_scale), float(task.target_mean)
     mean, deviation = scale * moments.mean[:, 0] + shift, scale * moments.covariance[:, 0, 0].sqrt()
     assert isinstance(network.likelihood, Gaussian)
     both = (deviation.square() + scale**2 * float((2 * network.likelihood.log_noise).exp())).sqrt()
-    y = task.train.targets
-    assert y is not None
+    y, known = task.train.targets, task.test.targets
+    assert y is not None and known is not None
     ax.scatter(task.train.inputs[:, 0], scale * y[:, 0] + shift, s=5, color=style.GREY, lw=0, alpha=0.6, label="data")
+    held = task.test.inputs[problem.in_gap, 0], scale * known[problem.in_gap, 0] + shift
+    ax.scatter(*held, s=5, color=style.VERMILION, lw=0, alpha=0.6, label="left out")
     ax.plot(grid[:, 0], mean, color=style.BLUE, lw=1.2, label="f(x, w*)")
     for width, alpha in ((deviation, 0.30), (both, 0.15)):
         ax.fill_between(grid[:, 0], mean - 2 * width, mean + 2 * width, color=style.BLUE, alpha=alpha, lw=0)
@@ -148,8 +172,8 @@ def bands(ax: Axes, task: Task, network: Network, shown: Row, grid: Tensor) -> N
     ax.set_ylim(middle - reach, middle + reach)
     style.panel_title(
         ax,
-        f"precision {shown.precision:g}: evidence {shown.evidence_at_w:.1f} at w*, {shown.evidence_at_v:.1f} at v*,\n"
-        f"test log-likelihood {shown.test_loglik:.3f}",
+        f"precision {shown.precision:.4g}{f', {shown.of}' if shown.of else ''}\n"
+        f"test log-likelihood {shown.test_loglik:.3f}, in the gap {shown.gap_loglik:.3f}",
     )
 
 
@@ -171,16 +195,34 @@ def curves(ax: Axes, curve: list[Row], choices: dict[Where, Row]) -> None:
     style.panel_title(ax, "log evidence by precision")
 
 
+def logliks(ax: Axes, curve: list[Row], choices: dict[Where, Row]) -> None:
+    """Both test log-likelihoods by precision, and the selected precisions."""
+    for i, (values, name) in enumerate(
+        [([r.test_loglik for r in curve], "among the data"), ([r.gap_loglik for r in curve], "in the gap")]
+    ):
+        ax.plot([r.precision for r in curve], values, color=style.colour(2 + i), lw=1.4, label=name)
+    for i, (where, name) in enumerate(PLACES.items()):
+        ax.axvline(choices[where].precision, color=style.colour(i), lw=1, ls=":", label=f"largest evidence at {name}")
+    ax.set_xscale("log")
+    best = max(r.gap_loglik for r in curve)
+    ax.set_ylim(min(choices[w].gap_loglik for w in PLACES) - 1, max(best, *(r.test_loglik for r in curve)) + 0.2)
+    ax.set_xlabel("prior precision")
+    ax.set_ylabel("nats per point")
+    ax.legend(fontsize=7, frameon=False)
+    style.panel_title(ax, "test log-likelihood by precision")
+
+
 def table(rows: list[Row]) -> str:
     """Markdown."""
     lines = [
-        "| data | prior precision | | log evidence at w* | at v* | Newton decrement | test log-likelihood |",
-        "|---|--:|---|--:|--:|--:|--:|",
+        "| data | prior precision | | log evidence at w* | at v* | Newton decrement | test log-likelihood "
+        "| in the gap |",
+        "|---|--:|---|--:|--:|--:|--:|--:|",
     ]
     for r in rows:
         lines.append(
             f"| {r.data} | {r.precision:.4g} | {r.of} | {r.evidence_at_w:.2f} | {r.evidence_at_v:.2f} "
-            f"| {r.newton_decrement:.3g} | {r.test_loglik:.3f} |"
+            f"| {r.newton_decrement:.3g} | {r.test_loglik:.3f} | {r.gap_loglik:.3f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -188,22 +230,82 @@ def table(rows: list[Row]) -> str:
 def choices_table(choices: list[Choice]) -> str:
     """Markdown."""
     lines = [
-        "| data | biases | precisions | at | weights | selected | log evidence | search | test log-likelihood |",
-        "|---|---|---|---|--:|--:|--:|---|--:|",
+        "| data | biases | precisions | at | weights | selected | log evidence | search | test log-likelihood "
+        "| in the gap |",
+        "|---|---|---|---|--:|--:|--:|---|--:|--:|",
     ]
     for c in choices:
         several = c.groups > 1
         chosen = f"{c.groups}, {c.lowest_precision:.3g} to {c.highest_precision:.3g}" if several else ""
         lines.append(
             f"| {c.data} | {c.biases} | {c.family} | {c.at} | {c.weights_in_basis} "
-            f"| {chosen or f'{c.lowest_precision:.3g}'} | {c.log_evidence:.2f} | {c.status} | {c.test_loglik:.3f} |"
+            f"| {chosen or f'{c.lowest_precision:.3g}'} | {c.log_evidence:.2f} | {c.status} | {c.test_loglik:.3f} "
+            f"| {c.gap_loglik:.3f} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def trained(data: str, work: Path) -> tuple[Task, Network]:
+def said(rows: list[Row], choices: list[Choice]) -> str:
+    """What the tables show, from their numbers."""
+    lines = []
+    for data in dict.fromkeys(r.data for r in rows):
+        mine = [r for r in rows if r.data == data]
+        by_place = {r.of: r for r in mine if r.of}
+        w, v = (by_place[chosen_at(place)] for place in PLACES.values())
+        best = max(mine, key=lambda r: r.gap_loglik)
+        higher = sum(r.evidence_at_v > r.evidence_at_w for r in mine)
+        lines.append(
+            f"{data}: the evidence is higher at v* than at w* at {higher} of {len(mine)} precisions, and largest at "
+            f"{w.precision:.3g} (w*) and {v.precision:.3g} (v*). In the gap the test log-likelihood is "
+            f"{w.gap_loglik:.3f} and {v.gap_loglik:.3f} with these; the highest in the table is "
+            f"{best.gap_loglik:.3f}, at {best.precision:.3g}."
+        )
+        gains = []
+        for place in PLACES.values():
+            one, several = (
+                next(c for c in choices if (c.data, c.biases, c.family, c.at) == (data, "in the basis", family, place))
+                for family in ("isotropic", "groupwise")
+            )
+            gains.append(f"{several.log_evidence - one.log_evidence:.1f} nats at {place}")
+        lines.append(f"One precision per group instead of one for all gains {' and '.join(gains)}.")
+    lines.append(
+        "`at bound`: the evidence does not depend on some group, which is held at a precision from where on nothing "
+        "changes; a bias before a normalisation has no effect at all. One seed."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def chosen_at(place: str) -> str:
+    return f"largest evidence at {place}"
+
+
+def without_middle(data: str, folder: Path) -> tuple[Path, float, float]:
+    """The data set as arrays, with the middle fifth of all points by input moved to the test set; and its ends."""
+    experiment = load_experiment([f"data={data}", "method=map"])
+    task = experiment.data.load(experiment.settings.data_path, 0)
+    assert task.input_mean is not None and task.input_scale is not None
+    parts = {}
+    for name in ("train", "val", "test"):
+        inputs, targets = getattr(task, name).inputs, getattr(task, name).targets
+        assert targets is not None
+        x = (task.input_mean + task.input_scale * inputs)[:, 0].double()
+        parts[name] = torch.stack([x, (task.target_mean + task.target_scale * targets)[:, 0].double()], 1)
+    every = torch.cat(list(parts.values()))
+    low, high = every[:, 0].quantile(torch.tensor([0.4, 0.6], dtype=torch.float64)).tolist()
+    known, test = torch.cat([parts["train"], parts["val"]]), parts["test"]
+    inside = (known[:, 0] > low) & (known[:, 0] < high)
+    kept = torch.cat([test, known[inside]])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{data}_without_middle.npz"
+    x, y = known[~inside].T.numpy()
+    np.savez(path, x_train=x[:, None], y_train=y, x_test=kept[:, :1].numpy(), y_test=kept[:, 1].numpy())
+    return path, low, high
+
+
+def trained(data: str, work: Path) -> Problem:
     """The network of a run, in float64 on the CPU."""
-    words = [f"data={data}", "model=mlp_batchnorm", "model.hidden=[50,50]", "method=map"]
+    path, low, high = without_middle(data, work.resolve() / "arrays")
+    words = ["data=arrays", f"data.path={path}", "model=mlp_batchnorm", "model.hidden=[50,50]", "method=map"]
     words += ["schedule=adam", "schedule.epochs=500", "schedule.batch_size=128", "schedule.lr=0.01"]
     run = bnn_runner.run([*words, f"output_dir={work.resolve()}", "metric=[marginal]"])
     found = run.network
@@ -214,27 +316,31 @@ def trained(data: str, work: Path) -> tuple[Task, Network]:
         buffers={n: b.double() if b.is_floating_point() else b for n, b in found.buffers.items()},
         likelihood=Gaussian(found.likelihood.log_noise.double()),
     )
-    return run.task.to(torch.device("cpu"), torch.float64), network
+    task = run.task.to(torch.device("cpu"), torch.float64)
+    assert task.input_mean is not None and task.input_scale is not None
+    x = (task.input_mean + task.input_scale * task.test.inputs)[:, 0]
+    return Problem(data, task, network, (x > low) & (x < high))
 
 
-def panels(data: str, task: Task, network: Network, path: Path) -> list[Row]:
-    """Draw the six panels; returns the rows of the five precisions and of the two selected ones."""
+def panels(problem: Problem, path: Path) -> list[Row]:
+    """Draw the nine panels; returns the rows of the five precisions and of the two selected ones."""
+    task, network = problem.task, problem.network
     chosen = {where: fitted(task, network, where, Evidence()).report.facts["prior_precision"] for where in PLACES}
-    choices = {
-        where: row(data, task, network, p, f"largest evidence at {PLACES[where]}") for where, p in chosen.items()
-    }
-    rows = [row(data, task, network, p, "") for p in PRECISIONS]
+    choices = {where: row(problem, p, chosen_at(PLACES[where])) for where, p in chosen.items()}
+    rows = sorted([*(row(problem, p) for p in PRECISIONS), *choices.values()], key=lambda r: r.precision)
     x = task.train.inputs[:, 0]
     span = float(x.max() - x.min())
     grid = torch.linspace(float(x.min()) - 0.3 * span, float(x.max()) + 0.3 * span, 300, dtype=torch.float64)[:, None]
-    figure, axes = style.new_figure(2, 3, width=4.2, height=3.2)
+    figure, axes = style.new_figure(3, 3, width=4.2, height=3.2)
     for ax, shown in zip(axes, rows, strict=False):
-        bands(ax, task, network, shown, grid)
+        bands(ax, problem, shown, grid)
     axes[0].legend(fontsize=7, frameon=False, loc="upper left")
-    curves(axes[-1], [row(data, task, network, p, "") for p in CURVE], choices)
-    style.title(figure, f"Batchnorm MLP 1-50-50-1 on {data}: linearised Laplace, full curvature")
+    curve = [row(problem, p) for p in CURVE]
+    curves(axes[-2], curve, choices)
+    logliks(axes[-1], curve, choices)
+    style.title(figure, f"Batchnorm MLP 1-50-50-1 on {problem.data}: linearised Laplace, full curvature")
     style.save(figure, path)
-    return sorted([*rows, *choices.values()], key=lambda r: r.precision)
+    return rows
 
 
 def write_csv(path: Path, kind: type[Row] | type[Choice], rows: Sequence[Row | Choice]) -> None:
@@ -252,10 +358,11 @@ def main() -> int:
     rows: list[Row] = []
     choices: list[Choice] = []
     for data in arguments.data.split(","):
-        task, network = trained(data, arguments.work)
-        rows += panels(data, task, network, arguments.out / f"normalised_evidence_{data}.png")
-        choices += choices_of(data, task, network)
-    text = f"{table(rows)}\nThe largest evidence of each family of precisions:\n\n{choices_table(choices)}\n{SHOWS}"
+        problem = trained(data, arguments.work)
+        rows += panels(problem, arguments.out / f"normalised_evidence_{data}.png")
+        choices += choices_of(problem)
+    families = f"The largest evidence of each family of precisions:\n\n{choices_table(choices)}"
+    text = f"{table(rows)}\n{families}\n{said(rows, choices)}"
     print(text)
     write_text(arguments.out / "normalised_evidence.md", text)
     write_csv(arguments.out / "normalised_evidence.csv", Row, rows)

@@ -40,6 +40,7 @@ import yaml
 from bnn_runner.config.where_rules import SIZES
 from bnn_runner.report.grouping import distinguishing_fields, group_cells, key_of
 from bnn_runner.report.read_cells import CellRecord, find_cells
+from bnn_runner.report.selection import selected_by_validation
 from bnn_runner.runtime.files import write_text
 
 HERE = Path(__file__).resolve().parent
@@ -180,7 +181,7 @@ def make(preset: Preset, place: Place) -> int:
         code = max(code, ended)
     if preset.pictures:
         with _DRAWING:
-            montage(cells, preset.pictures, results / f"{name}_pictures.png")
+            montage(_selected(cells, preset.report), preset.pictures, results / f"{name}_pictures.png")
     made = folder / "results" / f"{name}.md"
     if made.exists():
         sized = ["--size", place.size] if place.size != "small" else []
@@ -191,6 +192,14 @@ def make(preset: Preset, place: Place) -> int:
         text = [f"# {preset.what}", "", report, preset.shows.strip(), ""]
         write_text(results / f"{name}.md", "\n".join([*text, f"`{shlex.join(command)}`: {origin(cells)}."]) + "\n")
     return code
+
+
+def _selected(cells: Sequence[CellRecord], report: str) -> Sequence[CellRecord]:
+    """The cells that the report's --select keeps; all cells without it."""
+    words = shlex.split(report)
+    if "--select" not in words:
+        return cells
+    return selected_by_validation(cells, words[words.index("--select") + 1].split(","))[0]
 
 
 def montage(cells: Sequence[CellRecord], picture: str, path: Path) -> None:
