@@ -1,20 +1,22 @@
 """Which approximation is closest to HMC where there are no data? Distances of all methods on a 1-D task with a gap.
 
-    python scripts/gap_methods.py                              all methods (three minutes on 2 cores)
+    python scripts/gap_methods.py                              all methods, five seeds (ten minutes of one core)
     python scripts/gap_methods.py --only laplace --only bbb    some methods (and HMC)
-    python scripts/gap_methods.py seed=1                       further words are passed to bnn-run
-    python scripts/gap_methods.py --jobs 2                     two methods at a time, on one thread each
+    python scripts/gap_methods.py --seeds 2 prior.precision=2  further words are passed to bnn-run
+    python scripts/gap_methods.py --jobs 2                     two runs at a time, on one thread each
 
 Every method has the network, the Gaussian prior and the noise of conf/experiment/gap_methods.yaml, so HMC samples the
 posterior that the others approximate. (Dropout and ensembles have no posterior under that prior, but are compared too.)
-At each point, the predictive distribution p(y | x) of a new observation is compared with HMC's, by the 1-Wasserstein
-distance ∫ |F − G| dy, in units of the target, and the total variation ½ ∫ |f − g| dy, both on a grid of y. They are
-averaged over all points, and separately among the data, in the gap, and beyond the data.
+Each seed has its own data, networks and HMC. At each point, the predictive distribution p(y | x) of a new observation
+is compared with HMC's, by the 1-Wasserstein distance ∫ |F − G| dy, in units of the target, and the total variation
+½ ∫ |f − g| dy, both on a grid of y. They are averaged over points among the data, in the gap, and beyond the data. The
+rows are sorted by the distance in the gap; errors are standard errors over seeds.
 
-The row "hmc, first half and second half" compares the two halves of HMC's chains. Smaller distances mean nothing.
-R-hat is the largest over all these points. Chains above 1.1 have not mixed, and their row says so.
+HMC's own error: the two halves of its chains differ by about twice the error of all its draws, so that half of their
+distance is shown. R-hat is the largest over all these points and seeds. Methods whose chains have not mixed (R-hat
+above 1.1 for some seed) have a table of their own.
 
-Finished cells are not run again. Writes gap_methods.{csv,md,png} to --results.
+Finished cells are not run again. Writes gap_methods.{csv,md,png} and gap_methods_distances.png to --results.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,11 +32,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
+from gap_distances import Mixture, Places, chain_outputs, distances, halves  # next to this file
 from torch import Tensor
 
 import bnn_runner
 from bnn_runner.mcmc.diagnostics import effective_draws, rhat
-from bnn_runner.mcmc.posterior import ChainDraws, ChainPosterior
+from bnn_runner.mcmc.posterior import ChainPosterior
 from bnn_runner.mcmc.summary import RHAT_LIMIT
 from bnn_runner.report import style
 from bnn_runner.runs.cell import table_text
@@ -41,11 +45,8 @@ from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Task
 
 RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
-REFERENCE = "hmc"
-REGIONS = {"test": "data", "ood/gap": "gap", "ood/far": "far"}
-POINTS = 20  # of each region
-GRID = 150  # values of y
-CHAINS = ["method.start=members", "method.chains=4", "method.length=4"]  # of 2,000 epochs, one step each
+REFERENCE, OWN = "hmc", "hmc (its own error)"
+CHAINS = ["method.start=members", "method.chains=4", "method.length=2"]  # of 1,000 epochs, five steps each
 METHODS: Mapping[str, Sequence[str]] = {
     REFERENCE: ["method.chains=8", "method.warmup=100", "method.draws=125", "method.max_leapfrogs=200"],
     "map": [],
@@ -58,7 +59,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     "multi_swag": [],
     "mc_dropout": [],
     "concrete_dropout": [],
-    "bbb": ["method.noise=kept", "method.epochs=3000", "method.lr=0.005"],
+    "bbb": ["method.noise=kept", "method.epochs=1500", "method.lr=0.005"],
     "sgld": CHAINS,
     "psgld": CHAINS,
     "csgld": CHAINS,
@@ -68,201 +69,219 @@ METHODS: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Predictive mixtures of Gaussians at N points: weights [S], means [S, N], standard deviations [S or 1, N or 1]."""
+class Distance:
+    """Distances between one run's predictive distribution and HMC's, and the run's scores.
 
-    weights: Tensor
-    means: Tensor
-    sds: Tensor
-
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of y at every point, [N]."""
-        w = self.weights[:, None]
-        mean = (w * self.means).sum(0)
-        variance = (w * (self.sds.square() + (self.means - mean).square())).sum(0)
-        return mean, variance.sqrt()
-
-    def on(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """CDF and density [N, G] at values y [N, G]."""
-        cdf, density = torch.zeros_like(y), torch.zeros_like(y)
-        sds = self.sds.expand(self.means.shape)
-        for w, mean, sd in zip(self.weights, self.means, sds, strict=True):
-            z = (y - mean[:, None]) / sd[:, None]
-            cdf.add_(torch.special.ndtr(z), alpha=float(w))
-            density.addcdiv_(torch.exp(-0.5 * z.square()), sd[:, None], value=float(w) / math.sqrt(2 * math.pi))
-        return cdf, density
-
-
-def distances(a: Mixture, b: Mixture) -> tuple[Tensor, Tensor]:
-    """1-Wasserstein distance and total variation [N] of two predictive mixtures, by trapezoids on a grid of y."""
-    low = torch.minimum(*((m.means - 6 * m.sds).min(0).values for m in (a, b)))
-    high = torch.maximum(*((m.means + 6 * m.sds).max(0).values for m in (a, b)))
-    y = low[:, None] + (high - low)[:, None] * torch.linspace(0, 1, GRID, dtype=torch.float64)
-    (cdf_a, density_a), (cdf_b, density_b) = a.on(y), b.on(y)
-    wasserstein = torch.trapezoid((cdf_a - cdf_b).abs(), y, dim=1)
-    return wasserstein, 0.5 * torch.trapezoid((density_a - density_b).abs(), y, dim=1)
-
-
-@dataclass(frozen=True)
-class Places:
-    """The points at which distributions are compared: some of each split, and all of them sorted by input."""
-
-    chosen: Mapping[str, Tensor]
-    inputs: Tensor  # [N, 1] as the network takes them
-    x: Tensor  # [N] in original units
-    region: Sequence[str]
-
-    @staticmethod
-    def of(task: Task) -> Places:
-        chosen, inputs, region = {}, [], []
-        for name, said in REGIONS.items():
-            split = task.splits()[name]
-            chosen[name] = torch.linspace(0, len(split) - 1, min(POINTS, len(split))).round().long()
-            inputs.append(split.gather(chosen[name])[0])
-            region += [said] * len(chosen[name])
-        every = torch.cat(inputs)
-        assert task.input_mean is not None and task.input_scale is not None
-        x = (task.input_mean + task.input_scale * every)[:, 0].double()
-        return Places(chosen, every, x, region)
-
-    def mixture(self, run: bnn_runner.Run) -> Mixture:
-        """What a run predicts at these points."""
-        found = run.evaluation
-        splits = [(found.splits[name], chosen) for name, chosen in self.chosen.items()]
-        means = torch.cat([s.means[:, i, 0] for s, i in splits if s.means is not None], 1)
-        sds = torch.cat(
-            [
-                s.variances[..., 0].expand(len(s.variances), len(s.ids))[:, i]
-                for s, i in splits
-                if s.variances is not None
-            ],
-            1,
-        ).sqrt()
-        weights = torch.softmax(found.log_weights.double(), 0)
-        if len(weights) != len(means):
-            weights = torch.full((len(means),), 1 / len(means), dtype=torch.float64)
-        return Mixture(weights, means, sds)
-
-
-def chain_outputs(run: bnn_runner.Run, inputs: Tensor) -> Tensor:
-    """Network outputs [L, M, N] of every chain's draws, in order."""
-    posterior = run.posterior
-    assert isinstance(posterior, ChainPosterior)
-    lanes, per_chain, _ = posterior.weights.shape
-    buffers = {name: b.repeat_interleave(per_chain, 0) for name, b in posterior.buffers.items()}
-    draws = ChainDraws(
-        posterior.module, posterior.layout, posterior.weights.flatten(0, 1), buffers,
-        posterior.log_weights.repeat(lanes), posterior.likelihood,
-    )  # fmt: skip
-    return draws(inputs)[..., 0].unflatten(0, (lanes, per_chain)).double()
-
-
-def halves(run: bnn_runner.Run, places: Places, sds: Tensor) -> tuple[Mixture, Mixture]:
-    """The predictive distributions of the first half and the second half of the chains."""
-    scale, shift = run.task.target_scale.double(), run.task.target_mean.double()
-    means = shift + scale * chain_outputs(run, places.inputs)
-    half = len(means) // 2
-    parts = [m.flatten(0, 1) for m in (means[:half], means[half:])]
-    first, second = (Mixture(torch.full((len(m),), 1 / len(m), dtype=torch.float64), m, sds[:1]) for m in parts)
-    return first, second
-
-
-@dataclass(frozen=True)
-class Row:
-    """Distances between one method's predictive distribution and HMC's; `sd_ratio_gap`: ratio of sd of y in the gap."""
+    Attributes:
+        method: of the run.
+        seed: of the run and its data.
+        gap: 1-Wasserstein distance, in target units, in the gap; `data`, `far` and `everywhere` elsewhere.
+        tv_gap: total variation in the gap.
+        sd_ratio_gap: standard deviation of y divided by HMC's, in the gap.
+        loglik: mean test log-likelihood in nats.
+        rhat: of chains, the largest over the points.
+        ess: of chains, the smallest effective number of draws.
+        note: divergences.
+    """
 
     method: str
-    w1: float
-    w1_data: float
-    w1_gap: float
-    w1_far: float
-    tv: float
+    seed: int
+    gap: float
+    data: float
+    far: float
+    everywhere: float
     tv_gap: float
     sd_ratio_gap: float
-    loglik_test: float
+    loglik: float
     rhat: float | None
     ess: float | None
-    settings: str
     note: str
 
 
-def row(name: str, run: bnn_runner.Run, mixture: Mixture, reference: Mixture, places: Places, words: str) -> Row:
+MEASURES = {
+    "gap": "W1 in the gap",
+    "data": "among the data",
+    "far": "beyond",
+    "everywhere": "all points",
+    "tv_gap": "TV in the gap",
+    "sd_ratio_gap": "sd / HMC's, gap",
+    "loglik": "log-lik. (test)",
+}
+"""Columns of the tables: means over seeds with standard errors."""
+
+
+def distance(name: str, run: bnn_runner.Run, mixture: Mixture, reference: Mixture, places: Places) -> Distance:
     wasserstein, variation = distances(mixture, reference)
 
     def mean(values: Tensor, region: str) -> float:
         return float(values[torch.tensor([r == region for r in places.region])].mean())
 
     mixing = effective = None
-    notes = []
     if isinstance(run.posterior, ChainPosterior):
         outputs = chain_outputs(run, places.inputs)
         mixing, effective = float(rhat(outputs).max()), float(effective_draws(outputs).min())
-        if not mixing <= RHAT_LIMIT:
-            notes.append("chains have not mixed")
-    if run.facts["report"].get("divergences"):
-        notes.append(f"{run.facts['report']['divergences']} divergences")
+    divergences = run.facts["report"].get("divergences")
     scores = run.scores
     loglik = scores[(scores.metric == "marginal_loglik") & (scores.split == "test")].value.iloc[0]
-    return Row(
+    return Distance(
         method=name,
-        w1=float(wasserstein.mean()),
-        w1_data=mean(wasserstein, "data"),
-        w1_gap=mean(wasserstein, "gap"),
-        w1_far=mean(wasserstein, "far"),
-        tv=float(variation.mean()),
+        seed=run.seed,
+        gap=mean(wasserstein, "gap"),
+        data=mean(wasserstein, "data"),
+        far=mean(wasserstein, "far"),
+        everywhere=float(wasserstein.mean()),
         tv_gap=mean(variation, "gap"),
         sd_ratio_gap=mean(mixture.moments()[1] / reference.moments()[1], "gap"),
-        loglik_test=float(loglik),
+        loglik=float(loglik),
         rhat=mixing,
         ess=effective,
-        settings=words,
-        note="; ".join(notes),
+        note=f"{divergences} divergences" if divergences else "",
     )
 
 
-def markdown(rows: Sequence[Row], data: str) -> str:
-    """The table, sorted by distance."""
+def own_error(run: bnn_runner.Run, reference: Mixture, places: Places) -> Distance:
+    """Half the distance between the two halves of HMC's chains: about the error of all of its draws."""
+    found = distance(OWN, run, *halves(run, places, reference.sds), places)
+    halved = {name: getattr(found, name) / 2 for name in ("gap", "data", "far", "everywhere", "tv_gap")}
+    return Distance(**{**vars(found), **halved, "rhat": None, "ess": None})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method over its seeds."""
+
+    method: str
+    found: Sequence[Distance]
+
+    def values(self, measure: str) -> list[float]:
+        return [getattr(d, measure) for d in self.found]
+
+    def mean(self, measure: str) -> float:
+        return statistics.mean(self.values(measure))
+
+    def error(self, measure: str) -> float:
+        """Standard error over seeds; NaN with one."""
+        values = self.values(measure)
+        return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+    def shown(self, measure: str) -> str:
+        error = self.error(measure)
+        return f"{self.mean(measure):.3f}" + ("" if math.isnan(error) else f" ± {error:.3f}")
+
+    @property
+    def mixing(self) -> float | None:
+        """The largest R-hat over seeds, None for a method without chains."""
+        return max((d.rhat for d in self.found if d.rhat is not None), default=None)
+
+    @property
+    def mixed(self) -> bool:
+        return self.mixing is None or self.mixing <= RHAT_LIMIT
+
+
+def summaries(found: Sequence[Distance]) -> list[Summary]:
+    """One for each method, sorted by the distance in the gap; HMC is the reference and not among them."""
+    by_method: dict[str, list[Distance]] = {}
+    for d in found:
+        by_method.setdefault(d.method, []).append(d)
+    made = [Summary(name, ds) for name, ds in by_method.items() if name != REFERENCE]
+    return sorted(made, key=lambda s: s.mean("gap"))
+
+
+def table(rows: Sequence[Summary]) -> str:
+    """Markdown."""
     lines = [
-        f"Distance of each method's predictive distribution to HMC's: {data}.",
-        "",
-        "| method | W1, all points | among the data | in the gap | beyond | TV, all | TV, gap | sd / HMC's, gap "
-        "| log-lik. (test) | R-hat | ESS | settings | note |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
+        "| method | n | " + " | ".join(MEASURES.values()) + " | R-hat | ESS | settings | note |",
+        "|---|--:|" + "--:|" * (len(MEASURES) + 2) + "---|---|",
     ]
-    for r in rows:
-        mixing = ["", ""] if r.rhat is None or r.ess is None else [f"{r.rhat:.2f}", f"{r.ess:.0f}"]
-        numbers = [r.w1, r.w1_data, r.w1_gap, r.w1_far, r.tv, r.tv_gap, r.sd_ratio_gap, r.loglik_test]
-        cells = [r.method, *(f"{v:.3f}" for v in numbers), *mixing, r.settings, r.note]
-        lines.append("| " + " | ".join(cells) + " |")
+    for s in rows:
+        draws = [d.ess for d in s.found if d.ess is not None]
+        mixing = ["", ""] if s.mixing is None or not draws else [f"{s.mixing:.2f}", f"{min(draws):.0f}"]
+        notes = "; ".join(f"seed {d.seed}: {d.note}" for d in s.found if d.note)
+        cells = [s.method, str(len(s.found)), *map(s.shown, MEASURES), *mixing, " ".join(METHODS.get(s.method, []))]
+        lines.append("| " + " | ".join([*cells, notes]) + " |")
     return "\n".join(lines) + "\n"
 
 
-def draw(
-    rows: Sequence[Row], mixtures: Mapping[str, Mixture], places: Places, train: tuple[Tensor, Tensor], path: Path
-) -> None:
-    """One panel per method: its mean ± 2 sd over HMC's band, sorted by distance."""
+def page(found: Sequence[Distance], data: str) -> str:
+    """Both tables and what they show."""
+    rows = summaries(found)
+    mixed, unmixed = [s for s in rows if s.mixed], [s for s in rows if not s.mixed]
+    text = [f"Distance of each method's predictive distribution to HMC's: {data}.", "", table(mixed)]
+    if unmixed:
+        text += [f"Chains that have not mixed (R-hat above {RHAT_LIMIT:g} for some seed):", "", table(unmixed)]
+    compared = [s for s in mixed if s.method != OWN]
+    if len(compared) > 1 and len(compared[0].found) > 1:
+        text += [paired(compared), ""]
+    reference = Summary(REFERENCE, [d for d in found if d.method == REFERENCE])
+    text += [f"HMC: R-hat at most {reference.mixing:.2f}, test log-likelihood {reference.shown('loglik')} nats."]
+    return "\n".join(text) + "\n"
+
+
+def paired(rows: Sequence[Summary]) -> str:
+    """The closest method in the gap, and its paired differences to the others, over seeds."""
+    best, *others = rows
+    parts = []
+    for s in others:
+        differences = [b - a for a, b in zip(best.values("gap"), s.values("gap"), strict=True)]
+        error = statistics.stdev(differences) / math.sqrt(len(differences))
+        parts.append(f"{s.method} {statistics.mean(differences):.3f} ± {error:.3f}")
+    return (
+        f"Closest in the gap: {best.method}. Paired differences of W1 in the gap, other method minus {best.method}, "
+        f"with standard errors over {len(best.found)} seeds: {', '.join(parts)}."
+    )
+
+
+def draw_distances(rows: Sequence[Summary], path: Path) -> None:
+    """W1 in the gap of every method with its standard error, and HMC's own error as a band."""
+    figure, (ax,) = style.new_figure(width=6.4, height=1.2 + 0.26 * len(rows))
+    [own] = [s for s in rows if s.method == OWN]
+    ax.axvspan(0, own.mean("gap"), color="#B8B8B8", alpha=0.6, lw=0, label="HMC's own error")
+    shown = [*(s for s in rows if s.mixed and s is not own), *(s for s in rows if not s.mixed)]
+    for i, s in enumerate(shown):
+        error = s.error("gap")
+        ax.errorbar(
+            [s.mean("gap")], [i], xerr=None if math.isnan(error) else [error], color=style.BLUE, marker="o",
+            mfc=style.BLUE if s.mixed else "white", capsize=3,
+        )  # fmt: skip
+    ax.set_yticks(range(len(shown)), [s.method + ("" if s.mixed else " (not mixed)") for s in shown])
+    ax.set_ylim(len(shown) - 0.5, -0.5)
+    ax.set_xlim(left=0)
+    ax.set_xlabel("1-Wasserstein distance to HMC in the gap [target units]")
+    style.title(figure, "Distance to HMC where there are no data")
+    style.legend_below(figure, *ax.get_legend_handles_labels())
+    style.save(figure, path)
+
+
+def draw(found: Sequence[Distance], mixtures: Mapping[str, Mixture], places: Places, task: Task, path: Path) -> None:
+    """One panel per method for one seed: its mean ± 2 sd over HMC's band, sorted by the distance in the gap."""
     order = places.x.argsort()
     x = places.x[order]
     centre, spread = (v[order] for v in mixtures[REFERENCE].moments())
-    shown = [r for r in rows if r.method in mixtures]
-    columns = 4
+    inputs, targets = task.train.gather(torch.arange(len(task.train)))
+    assert targets is not None and task.input_mean is not None and task.input_scale is not None
+    points = task.input_mean + task.input_scale * inputs, task.target_mean + task.target_scale * targets
+    shown = sorted((d for d in found if d.method in mixtures and d.seed == found[0].seed), key=lambda d: d.gap)
+    columns = min(4, len(shown))
     figure, axes = style.new_figure(rows=math.ceil(len(shown) / columns), columns=columns, width=3.4, height=2.5)
-    for ax, r in zip(axes, shown, strict=False):
-        mean, sd = (v[order] for v in mixtures[r.method].moments())
+    reach = float((centre + 3 * spread).max()) + 0.5, float((centre - 3 * spread).min()) - 0.5
+    for ax, d in zip(axes, shown, strict=False):
+        mean, sd = (v[order] for v in mixtures[d.method].moments())
         ax.fill_between(
             x, centre - 2 * spread, centre + 2 * spread, color="#B8B8B8", alpha=0.6, lw=0, label="HMC ±2 sd"
         )
         ax.plot(x, mean, color=style.BLUE, lw=1.6, label="mean")
         for side in (-2, 2):
             ax.plot(x, mean + side * sd, color=style.BLUE, lw=1.0, ls="--", label="±2 sd" if side > 0 else None)
-        ax.plot(*train, color=style.VERMILION, ls="", marker="o", markersize=2.5, label="training points")
-        reach = float((centre + 3 * spread).max()), float((centre - 3 * spread).min())
-        ax.set_ylim(min(reach) - 0.5, max(reach) + 0.5)
-        distance = "reference" if r.method == REFERENCE else f"W1 {r.w1:.3f}, in the gap {r.w1_gap:.3f}"
-        style.panel_title(ax, f"{r.method}: {distance}")
+        ax.plot(*(p[:, 0] for p in points), color=style.VERMILION, ls="", marker="o", ms=2.5, label="training points")
+        ax.set_ylim(min(reach), max(reach))
+        unmixed = d.rhat is not None and d.rhat > RHAT_LIMIT
+        told = "reference" if d.method == REFERENCE else f"W1 in the gap {d.gap:.3f}"
+        style.panel_title(ax, f"{d.method}: {told}" + (", not mixed" if unmixed else ""))
     for spare in axes[len(shown) :]:
         spare.set_axis_off()
-    style.title(figure, "Predictive distribution of a new observation: each method, and HMC (grey)")
+    style.title(
+        figure, f"Predictive distribution of a new observation, seed {found[0].seed}: each method, and HMC (grey)"
+    )
     style.legend_below(figure, *axes[0].get_legend_handles_labels())
     style.save(figure, path)
 
@@ -270,7 +289,7 @@ def draw(
 def run_at_once(jobs: int, cells: Sequence[Sequence[str]]) -> None:
     """Run these commands, `jobs` at a time with one thread each; later calls read the finished cells."""
     spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawned, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=spawned) as pool:
         for words, _ in zip(cells, pool.map(_run_quietly, cells), strict=True):
             print(f"ran {' '.join(words)}", flush=True)
 
@@ -283,42 +302,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="overrides for bnn-run")
     parser.add_argument("--only", action="append", choices=tuple(METHODS), help="methods to compare with HMC")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds (5)")
     parser.add_argument("--output", type=Path, default=Path("outputs/gap_methods"), help="folder of the cells")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--jobs", type=int, default=1, help="methods at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     arguments = parser.parse_intermixed_args()
     names = [n for n in METHODS if n == REFERENCE or not arguments.only or n in arguments.only]
     common = ["experiment=gap_methods", *arguments.words, f"output_dir={arguments.output.absolute()}"]
+    cells = {
+        (seed, name): [*common, f"seed={seed}", f"method={name}", *METHODS[name]]
+        for seed in range(arguments.seeds)
+        for name in names
+    }
     if arguments.jobs > 1:
         common += ["threads=1"]
-        run_at_once(arguments.jobs, [[*common, f"method={name}", *METHODS[name]] for name in names])
-    runs, places, mixtures, rows = {}, None, {}, []
-    for name in names:
-        print(f"{name} ...", flush=True)
-        runs[name] = run = bnn_runner.run([*common, f"method={name}", *METHODS[name]], quiet=True)
-        places = places or Places.of(run.task)
-        mixtures[name] = mixture = places.mixture(run)
-        settings = " ".join(METHODS[name])
-        rows.append(row(name, run, mixture, mixtures[REFERENCE], places, settings))
-        print(f"  W1 {rows[-1].w1:.4f}, in the gap {rows[-1].w1_gap:.4f} {rows[-1].note}", flush=True)
-    assert places is not None
-    reference = runs[REFERENCE]
-    first, second = halves(reference, places, mixtures[REFERENCE].sds)
-    own = row("hmc, first half and second half", reference, first, second, places, "")
-    rows = [rows[0], *sorted([own, *rows[1:]], key=lambda r: r.w1)]
-    task = reference.task
-    table = markdown(rows, f"{task.spec.name}, {len(task.train)} training points, seed {reference.seed}")
-    print("\n" + table)
-    if not rows[0].rhat or rows[0].rhat > RHAT_LIMIT:
-        print("The chains of HMC have not mixed. Increase method.draws of hmc in METHODS.", file=sys.stderr)
+        cells = {key: [*words, "threads=1"] for key, words in cells.items()}
+        run_at_once(arguments.jobs, list(cells.values()))
+    found: list[Distance] = []
+    pictured: tuple[Mapping[str, Mixture], Places, Task] | None = None
+    for seed in range(arguments.seeds):
+        runs = {name: bnn_runner.run(cells[seed, name], quiet=True) for name in names}
+        task = runs[REFERENCE].task
+        places = Places.of(task)
+        mixtures = {name: places.mixture(run) for name, run in runs.items()}
+        found += [distance(n, run, mixtures[n], mixtures[REFERENCE], places) for n, run in runs.items()]
+        found.append(own_error(runs[REFERENCE], mixtures[REFERENCE], places))
+        print(f"seed {seed}: W1 in the gap " + ", ".join(f"{d.method} {d.gap:.3f}" for d in found[-len(names) :]))
+        pictured = pictured or (mixtures, places, task)
+    assert pictured is not None
+    mixtures, places, task = pictured
+    text = page(found, f"{task.spec.name}, {len(task.train)} training points, {arguments.seeds} seeds")
+    print("\n" + text)
+    unmixed = [d for d in found if d.method == REFERENCE and not (d.rhat and d.rhat <= RHAT_LIMIT)]
+    if unmixed:
+        where = ", ".join(str(d.seed) for d in unmixed)
+        print(f"The chains of HMC have not mixed (seed {where}). Increase method.draws in METHODS.", file=sys.stderr)
         return 1
-    write_text(arguments.results / "gap_methods.md", table)
-    columns = [f.name for f in fields(Row)]
-    write_text(arguments.results / "gap_methods.csv", table_text([vars(r) for r in rows], columns))
-    inputs, targets = task.train.gather(torch.arange(len(task.train)))
-    assert targets is not None and task.input_mean is not None and task.input_scale is not None
-    x, y = task.input_mean + task.input_scale * inputs, task.target_mean + task.target_scale * targets
-    draw(rows, mixtures, places, (x[:, 0], y[:, 0]), arguments.results / "gap_methods.png")
+    write_text(arguments.results / "gap_methods.md", text)
+    columns = [f.name for f in fields(Distance)]
+    write_text(arguments.results / "gap_methods.csv", table_text([vars(d) for d in found], columns))
+    draw(found, mixtures, places, task, arguments.results / "gap_methods.png")
+    draw_distances(summaries(found), arguments.results / "gap_methods_distances.png")
     return 0
 
 

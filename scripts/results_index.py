@@ -72,6 +72,7 @@ ENDINGS = {
     "_mixture.png": "SGLD and the exact posterior of a two-component mixture",
     "_matern_1d.png": "predictions at five precisions, and both evidences by precision, on matern_1d",
     "_my_1d.png": "predictions at five precisions, and both evidences by precision, on my_1d",
+    "_distances.png": "distance of each method to HMC in the gap, with HMC's own error",
     "gap_methods.png": "predictive distribution of each method, compared with HMC's",
     "evidence_curves.png": "log-likelihoods, test error and log evidence by epoch",
     "bands.png": "data with a gap, mean, draws, and bands of two standard deviations",

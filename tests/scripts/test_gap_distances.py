@@ -1,4 +1,4 @@
-"""The distances of scripts/gap_methods.py on cases with known answers."""
+"""The distances of scripts/gap_distances.py on cases with known answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.scripts.loading import script
 
 def test_distances_of_gaussians_are_their_closed_forms() -> None:
     """Planted bugs: an integral without the grid's width; weights ignored; the density's 1/σ left out; ½ of TV."""
-    gap = script("gap_methods")
+    gap = script("gap_distances")
 
     def mixture(weights: list[float], means: list[list[float]], sds: Tensor) -> object:
         return gap.Mixture(torch.tensor(weights).double(), torch.tensor(means).double(), sds.double())
