@@ -6,4 +6,4 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-pytest_plugins = ["tests.toys", "tests.wording"]
+pytest_plugins = ["tests.toys", "tests.wording", "tests.pictures"]

@@ -17,9 +17,12 @@ Array = NDArray[np.floating]
 
 NUM_BINS = 15
 _MAX_POINTS = 1000
+_OTHERS = (style.PALE, style.INK)
 
 
-def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Array], title: str) -> Figure:
+def reliability(
+    probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Array], title: str, tone: str = style.BLUE
+) -> Figure:
     """Reliability diagram of the test points, and the confidence of the predictive on the test and other sets.
 
     Args:
@@ -27,6 +30,7 @@ def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Arr
         labels: test classes [N].
         ood: probabilities [M, K] of each out-of-distribution set, by name.
         title: data, model, method.
+        tone: colour of the method.
 
     Bins of equal width, right-closed, as in the usual ECE; the area of a marker shows its number of points.
     """
@@ -46,12 +50,12 @@ def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Arr
     ece = float(np.sum(count[filled] * np.abs(accuracy - stated)) / count.sum())
     left.plot([0, 1], [0, 1], color=style.GREY, ls="--", lw=1, label="calibrated")
     size = 12 + 130 * count[filled] / count.max()
-    left.errorbar(stated, accuracy, yerr=error, fmt="none", color=style.BLUE, lw=1, capsize=2)
+    left.errorbar(stated, accuracy, yerr=error, fmt="none", color=tone, lw=1, capsize=2)
     left.scatter(
         stated,
         accuracy,
         s=size,
-        color=style.BLUE,
+        color=tone,
         edgecolor="white",
         lw=0.6,
         label="test points of a bin, ±1 se (area: number)",
@@ -66,8 +70,9 @@ def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Arr
     for i, (name, found) in enumerate({"test": confidence, **{k: v.max(axis=1) for k, v in ood.items()}}.items()):
         weights = np.full(len(found), 1 / max(len(found), 1))
         label = f"{name}, mean {found.mean():.2f}"
-        right.hist(found, bins=shown, weights=weights, histtype="stepfilled", color=style.colour(i), alpha=0.22)
-        right.hist(found, bins=shown, weights=weights, histtype="step", color=style.colour(i), lw=1.6, label=label)
+        own, dashes = (tone, "-") if i == 0 else (_OTHERS[i % 2], ("--", ":", "-.")[(i - 1) % 3])
+        right.hist(found, bins=shown, weights=weights, histtype="stepfilled", color=own, alpha=0.22 if i == 0 else 0.08)
+        right.hist(found, bins=shown, weights=weights, histtype="step", color=own, ls=dashes, lw=1.6, label=label)
     right.set_xlabel("confidence")
     right.set_ylabel("fraction of points")
     style.panel_title(right, "confidence in and out of distribution" if ood else "confidence")
@@ -78,7 +83,7 @@ def reliability(probs: Array, labels: NDArray[np.integer], ood: Mapping[str, Arr
     return figure
 
 
-def predicted_and_pit(mean: Array, sd: Array, target: Array, pit: Array, title: str) -> Figure:
+def predicted_and_pit(mean: Array, sd: Array, target: Array, pit: Array, title: str, tone: str = style.BLUE) -> Figure:
     """Regression with several inputs: predicted against observed, and the PIT histogram.
 
     Args:
@@ -87,14 +92,15 @@ def predicted_and_pit(mean: Array, sd: Array, target: Array, pit: Array, title: 
         target: observed [N].
         pit: predictive distribution function at the observed value [N]; uniform if calibrated.
         title: data, model, method.
+        tone: colour of the method.
     """
     figure, (left, right) = style.new_figure(columns=2, width=4.6, height=3.9)
     step = max(1, len(mean) // _MAX_POINTS)
     m, s, t = mean[::step], sd[::step], target[::step]
     span = np.array([min(t.min(), m.min()), max(t.max(), m.max())])
     left.plot(span, span, color=style.GREY, ls="--", lw=1, label="exact")
-    left.errorbar(t, m, yerr=2 * s, fmt="none", color=style.SKY, alpha=0.6, lw=0.9, label="±2 sd, new observation")
-    left.scatter(t, m, s=10, color=style.BLUE, lw=0, alpha=0.8, label="test points", zorder=3)
+    left.errorbar(t, m, yerr=2 * s, fmt="none", color=tone, alpha=0.3, lw=0.9, label="±2 sd, new observation")
+    left.scatter(t, m, s=10, color=tone, lw=0, alpha=0.8, label="test points", zorder=3)
     left.set_xlabel("observed")
     left.set_ylabel("predicted")
     within = float(np.mean(np.abs(target - mean) <= 2 * sd))
@@ -103,7 +109,7 @@ def predicted_and_pit(mean: Array, sd: Array, target: Array, pit: Array, title: 
     expected = 1.0
     band = 2 * np.sqrt(bins * (1 - 1 / bins) / len(pit))  # of a density of n uniform numbers in `bins` bins
     right.axhspan(max(0.0, expected - band), expected + band, color=style.GREY, alpha=0.2, lw=0, label="uniform ±2 se")
-    right.hist(pit, bins=bins, range=(0, 1), density=True, color=style.BLUE, alpha=0.75, edgecolor="white")
+    right.hist(pit, bins=bins, range=(0, 1), density=True, color=tone, alpha=0.75, edgecolor="white")
     right.axhline(expected, color=style.BLACK, lw=1, ls="--")
     right.set_xlim(0, 1)
     right.set_xlabel("predictive distribution function at the observed value")

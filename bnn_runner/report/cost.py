@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bnn_runner.errors import UserError
-from bnn_runner.report import style
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.looks import identity, looks
 from bnn_runner.report.read_cells import CellRecord, ScoreRow
+from bnn_runner.report.scatter import Panel, Point, error_of, row_label, scatter
 from bnn_runner.report.section import Section
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
 TEST = Column("marginal_loglik")
 STAGES = ("posterior", "evaluation")
+_LEAST_SECONDS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -65,23 +67,27 @@ def cost_grids(found: dict[str, list[CostedRow]]) -> tuple[Grid, ...]:
     return tuple(grids)
 
 
-def cost_figure(found: dict[str, list[CostedRow]], path: Path) -> Path:
-    """One panel per data set and network: seconds (log scale) against test log-likelihood, ± standard errors."""
-    figure, axes = style.new_figure(1, len(found), width=6.4, height=4.2)
-    for ax, (name, rows) in zip(axes, found.items(), strict=True):
-        for i, r in enumerate(rows):
-            label = " ".join([r.row.group.key.method, *r.row.settings()])
-            ax.errorbar(
-                [max(r.seconds[-1].mean, 1e-3)], [r.test.mean], yerr=[_error(r.test)],
-                fmt=style.marker(i + i // 8), color=style.colour(i), markersize=7, capsize=3, label=label,
-            )  # fmt: skip
-        ax.set_xscale("log")
-        ax.set_xlabel("seconds after training")
-        ax.set_ylabel("test log-likelihood [nats per point]")
-        style.panel_title(ax, name)
-        ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    style.title(figure, "quality against cost")
-    return style.save(figure, path)
+def cost_figure(table: Table, path: Path) -> Path:
+    """One panel per data set and network: seconds (log scale) against test log-likelihood, ± standard errors of both.
+
+    Panels share the axis of seconds; those of one data set also that of the log-likelihood.
+    """
+    look, panels = looks(table), []
+    for name, rows in costs(table).items():
+        points = {
+            row_label(r.row): Point(look[identity(r.row)], _place(r.seconds[-1]), (r.test.mean, error_of(r.test)))
+            for r in rows
+            if math.isfinite(r.test.mean)
+        }
+        key = rows[0].row.group.key.data
+        panels.append(Panel(name, points, key, "seconds after training", "test log-likelihood [nats per point]"))
+    return scatter(panels, "quality against cost\n(error bars: ±1 standard error over seeds)", path, log_x=True)
+
+
+def _place(seconds: Entry) -> tuple[float, float]:
+    """Seconds and their standard error, both within a logarithmic axis."""
+    shown = max(seconds.mean, _LEAST_SECONDS)
+    return shown, min(error_of(seconds), 0.9 * shown)
 
 
 def _seconds(cell: CellRecord) -> dict[str, float]:
@@ -92,14 +98,10 @@ def _seconds(cell: CellRecord) -> dict[str, float]:
         return {}
 
 
-def _error(entry: Entry) -> float:
-    return entry.standard_error if math.isfinite(entry.standard_error) else 0.0
-
-
 SECTION = Section(
     "--cost",
     "also seconds against log-likelihood, with a figure",
     lambda request: cost_grids(costs(request.table)),
-    lambda request, path: cost_figure(costs(request.table), path),
+    lambda request, path: cost_figure(request.table, path),
     example=("--cost", "also seconds after training against log-likelihood"),
 )

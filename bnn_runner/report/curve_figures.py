@@ -28,7 +28,7 @@ _TITLES = {"nll": "data term", "loss": "objective", "lr": "schedule", "evidence_
 _LOSSES = ("loss", "nll", "train_nll", "val_nll", "val_loss", "objective")
 
 
-def training_curves(histories: Sequence[History], title: str) -> Figure | None:
+def training_curves(histories: Sequence[History], title: str, tone: str = style.BLUE) -> Figure | None:
     """One line per trained network for every loss and the learning rate; None if no epoch was recorded."""
     histories = [h for h in histories if len(h)]
     if not histories:
@@ -37,13 +37,14 @@ def training_curves(histories: Sequence[History], title: str) -> Figure | None:
     names = [name for name in (*_LOSSES, "evidence_nats", "lr") if name in present]
     if not names:
         return None
-    figure, axes = style.new_figure(columns=len(names), width=4.2, height=3.4)
+    figure, axes = style.new_panels(len(names), width=3.3, height=2.9)
+    tones = style.tints(tone, len(histories))
     for ax, name in zip(axes, names, strict=True):
         for i, history in enumerate(histories):
             points = [(row.get("epoch", j), row[name]) for j, row in enumerate(history) if _finite(row.get(name))]
             label = f"network {i}" if len(histories) > 1 else None
             dot = "o" if len(points) == 1 else None
-            ax.plot(*zip(*points, strict=True), color=style.colour(i), lw=1.1, alpha=0.9, marker=dot, label=label)
+            ax.plot(*zip(*points, strict=True), color=tones[i], lw=1.1, alpha=0.9, marker=dot, label=label)
         ax.set_xlabel("epoch")
         ax.set_ylabel(_LABELS.get(name, name.replace("_", " ")))
         style.panel_title(ax, _TITLES.get(name, name))
@@ -55,7 +56,7 @@ def training_curves(histories: Sequence[History], title: str) -> Figure | None:
     return figure
 
 
-def joint_curves(scores: Sequence[Score], title: str) -> Figure | None:
+def joint_curves(scores: Sequence[Score], title: str, tone: str = style.BLUE) -> Figure | None:
     """Joint log-likelihood per point against tau (and dyadic against kappa), one line per number of draws.
 
     The lines of S/4, S/2 and S draws coincide if the score has converged; hollow points are marked as not converged.
@@ -72,13 +73,14 @@ def joint_curves(scores: Sequence[Score], title: str) -> Figure | None:
     figure, axes = style.new_figure(columns=len(panels), width=4.8, height=3.9)
     for ax, (is_dyadic, kind) in zip(axes, panels, strict=True):
         lines = _lines(kind)
+        tones = style.tints(tone, len(lines))
         several = len({_base(metric) for metric, _ in lines}) > 1
         for i, ((metric, draws), line) in enumerate(lines.items()):
             words = [_base(metric).removesuffix("_loglik").replace("_", " ")] if several else []
             words += [f"S = {draws}"] if draws else []
             is_exact = metric.endswith(EXACT) or any(name == metric + BY_DRAWS for name, _ in lines)
             words += ["exact Gaussian"] if is_exact else []
-            _joint_line(ax, line, is_dyadic, i, ", ".join(words) or metric, with_band=i == 0)
+            _joint_line(ax, line, is_dyadic, i, tones[i], ", ".join(words) or metric)
         ax.set_xlabel("distinct anchors kappa" if is_dyadic else "block size tau")
         ax.set_ylabel("log-likelihood / tau [nats]")
         style.panel_title(ax, "dyadic" if is_dyadic else "joint, blocks without repeats")
@@ -88,13 +90,13 @@ def joint_curves(scores: Sequence[Score], title: str) -> Figure | None:
     return figure
 
 
-def shift_curves(scores: Sequence[Score], title: str) -> Figure | None:
+def shift_curves(scores: Sequence[Score], title: str, tone: str = style.BLUE) -> Figure | None:
     """Each score of the metric `shift` against the level, one line per shift; None if there are none."""
     found = [s for s in scores if s.metric.startswith("shift_") and _finite(s.value)]
     names = list(dict.fromkeys(s.metric for s in found))
     if not names:
         return None
-    figure, axes = style.new_figure(columns=len(names), width=4.2, height=3.6)
+    figure, axes = style.new_panels(len(names), width=4.2, height=3.4)
     for ax, metric in zip(axes, names, strict=True):
         lines: dict[str, list[tuple[float, Score]]] = defaultdict(list)
         for s in found:
@@ -102,12 +104,13 @@ def shift_curves(scores: Sequence[Score], title: str) -> Figure | None:
                 _, name, level = s.split.split("/")
                 lines[name].append((float(level), s))
         clean = lines.pop("clean", [])
+        tones = style.tints(tone, len(lines))
         for i, (name, line) in enumerate(lines.items()):
             points = sorted(clean + line, key=lambda point: point[0])
             x, y = [level for level, _ in points], [s.value for _, s in points]
             error = [s.standard_error if _finite(s.standard_error) else 0.0 for _, s in points]
-            tone, label = style.colour(i), name.replace("_", " ")
-            ax.errorbar(x, y, yerr=error, color=tone, lw=1.2, marker=style.marker(i), markersize=4, label=label)
+            label = name.replace("_", " ")
+            ax.errorbar(x, y, yerr=error, color=tones[i], lw=1.2, marker=style.marker(i), markersize=4, label=label)
         ax.set_xlabel("degrees" if list(lines) == ["rotation"] else "level of shift")
         unit = next((s.unit for s in found if s.metric == metric), "")
         ax.set_ylabel(f"{metric.removeprefix('shift_').replace('_', ' ')} [{unit}]")
@@ -136,14 +139,13 @@ def _lines(scores: Sequence[Score]) -> dict[tuple[str, int], list[Score]]:
     return dict(sorted(curves.items(), key=lambda item: (item[0][0].endswith(EXACT), item[0][0], -item[0][1])))
 
 
-def _joint_line(ax: Axes, line: Sequence[Score], is_dyadic: bool, i: int, label: str, with_band: bool) -> None:
+def _joint_line(ax: Axes, line: Sequence[Score], is_dyadic: bool, i: int, tone: str, label: str) -> None:
     line = sorted(line, key=lambda s: (s.kappa or 0) if is_dyadic else (s.tau or 0))
     x = [(s.kappa if is_dyadic else s.tau) or 0 for s in line]
     y = [s.value / (s.tau or 1) for s in line]
     error = [s.standard_error / (s.tau or 1) if _finite(s.standard_error) else 0.0 for s in line]
-    tone = style.colour(i)
     ax.plot(x, y, color=tone, lw=1.2, ls=("-", "--", ":")[i % 3], marker=style.marker(i), markersize=5, label=label)
-    if with_band:
+    if i == 0:
         low, high = [a - b for a, b in zip(y, error, strict=True)], [a + b for a, b in zip(y, error, strict=True)]
         ax.fill_between(x, low, high, color=tone, alpha=0.15, lw=0, label="±1 se over blocks")
     for s, a, b in zip(line, x, y, strict=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,9 @@ from bnn_runner.errors import UserError
 from bnn_runner.report import style
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.looks import Look, identity, looks
 from bnn_runner.report.read_cells import ScoreRow
+from bnn_runner.report.scatter import error_of
 from bnn_runner.report.section import Section
 from bnn_runner.report.tables import Entry, Row, Table, aggregate
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 TEST = Column("marginal_loglik")
 _TRUSTED_DECREMENT = 1.0  # nats
+_LABEL_LETTERS = 26
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,13 @@ class RankedRow:
         """Model, method and the settings that distinguish the row."""
         key = self.row.group.key
         return " ".join([key.model, key.method, *self.row.settings()])
+
+    @property
+    def label(self) -> str:
+        """The name, on two lines if it is long."""
+        key = self.row.group.key
+        first, rest = f"{key.model} {key.method}", " ".join(self.row.settings())
+        return "\n".join(filter(None, [first, textwrap.fill(rest, _LABEL_LETTERS)]))
 
 
 @dataclass(frozen=True)
@@ -117,12 +128,16 @@ def evidence_grids(found: Sequence[Ranking]) -> tuple[Grid, ...]:
     return tuple(grids)
 
 
-def evidence_figure(found: Sequence[Ranking], path: Path) -> Path:
-    """For each ranking: evidence and test log-likelihood of the rows in order, and a scatter plot of both."""
+def evidence_figure(table: Table, path: Path) -> Path:
+    """For each ranking: evidence and test log-likelihood of the rows in order, and a scatter plot of both.
+
+    A row has the colour of its method.
+    """
     from matplotlib.figure import Figure
 
-    heights = [1.4 + max(1.6, 0.34 * len(r.rows)) for r in found]
-    figure = Figure(figsize=(11.5, sum(heights)), layout="constrained")
+    found, look = rankings(table), looks(table)
+    heights = [1.4 + max(1.8, 0.36 * len(r.rows)) for r in found]
+    figure = Figure(figsize=(style.MOST_WIDTH, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(found), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part, ranking in zip(parts, found, strict=True):
         title = f"{ranking.data} · evidence over {ranking.over} · Spearman {ranking.correlation:.2f}"
@@ -130,34 +145,42 @@ def evidence_figure(found: Sequence[Ranking], path: Path) -> Path:
         left, middle, right = part.subplots(1, 3, width_ratios=(1, 1, 1.2))
         for ax in (left, middle, right):
             style.tidy(ax)
-        _dots(left, ranking, [r.evidence for r in ranking.rows], "log evidence [nats] →", labelled=True)
-        _dots(middle, ranking, [r.test for r in ranking.rows], "test log-likelihood [nats per point] →", labelled=False)
-        for i, r in enumerate(ranking.rows):
+        drawn = _looks(ranking, look)
+        _dots(left, ranking, drawn, [r.evidence for r in ranking.rows], "log evidence [nats] →", labelled=True)
+        _dots(middle, ranking, drawn, [r.test for r in ranking.rows], "test log-likelihood\n[nats per point] →", False)
+        for r, own in zip(ranking.rows, drawn, strict=True):
             right.errorbar(
-                [r.evidence.mean], [r.test.mean], xerr=[_error(r.evidence)], yerr=[_error(r.test)],
-                fmt=style.marker(i), color=style.colour(i), markersize=6, capsize=3,
+                [r.evidence.mean], [r.test.mean], xerr=[error_of(r.evidence)], yerr=[error_of(r.test)],
+                fmt=own.marker, color=own.colour, markersize=6, capsize=3,
             )  # fmt: skip
-        right.set_xlabel("log evidence [nats]")
+        right.set_xlabel("log evidence [nats]\n(error bars: ±1 standard error over seeds)")
         right.set_ylabel("test log-likelihood [nats per point]")
         right.margins(0.12)
-        right.locator_params(nbins=5)
+        right.locator_params(axis="x", nbins=4)
+        right.locator_params(axis="y", nbins=5)
     return style.save(figure, path)
 
 
-def _dots(ax: Axes, ranking: Ranking, entries: Sequence[Entry], label: str, labelled: bool) -> None:
-    for i, entry in enumerate(entries):
+def _looks(ranking: Ranking, look: Mapping[tuple[str, ...], Look]) -> list[Look]:
+    """The look of each row; where rows of several networks share one, the same colour with markers of their own."""
+    own = [look[identity(r.row)] for r in ranking.rows]
+    if len(set(own)) == len(own):
+        return own
+    return [Look(one.colour, style.SHAPES[i % len(style.SHAPES)]) for i, one in enumerate(own)]
+
+
+def _dots(
+    ax: Axes, ranking: Ranking, looks: Sequence[Look], entries: Sequence[Entry], label: str, labelled: bool
+) -> None:
+    for i, (entry, own) in enumerate(zip(entries, looks, strict=True)):
         ax.errorbar(
-            [entry.mean], [i], xerr=[_error(entry)], fmt=style.marker(i), color=style.colour(i), markersize=6, capsize=3
+            [entry.mean], [i], xerr=[error_of(entry)], fmt=own.marker, color=own.colour, markersize=6, capsize=3
         )
-    ax.set_yticks(range(len(entries)), [r.name for r in ranking.rows] if labelled else [""] * len(entries))
+    ax.set_yticks(range(len(entries)), [r.label for r in ranking.rows] if labelled else [""] * len(entries))
     ax.set_ylim(len(entries) - 0.5, -0.5)
     ax.margins(x=0.12)
-    ax.locator_params(axis="x", nbins=4)
+    ax.locator_params(axis="x", nbins=3)
     ax.set_xlabel(label)
-
-
-def _error(entry: Entry) -> float:
-    return entry.standard_error if math.isfinite(entry.standard_error) else 0.0
 
 
 def _ranking(over: str, rows: Sequence[Row]) -> Ranking:
@@ -191,6 +214,6 @@ SECTION = Section(
     "--evidence",
     "also rows ranked by log evidence, with a figure",
     lambda request: evidence_grids(rankings(request.table)),
-    lambda request, path: evidence_figure(rankings(request.table), path),
+    lambda request, path: evidence_figure(request.table, path),
     example=("--evidence", "also ranked by evidence and by test log-likelihood"),
 )

@@ -15,6 +15,7 @@ from bnn_runner.evaluation.predictive import log_weights, mixture_mean, pit, var
 from bnn_runner.report import style
 from bnn_runner.report.calibration_figures import predicted_and_pit, reliability
 from bnn_runner.report.curve_figures import History, joint_curves, shift_curves, training_curves
+from bnn_runner.report.looks import look
 from bnn_runner.report.predictive_figures import bands_1d, decision_map_2d
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
 from bnn_runner.tasks import Task
@@ -49,21 +50,21 @@ def run_figures(
     leaves the first kinds out.
     """
     title = " · ".join(cell_folder.parts[-4:-1]) + f" · seed {cell_folder.name.split('-')[0]}"
-    figures = cell_folder / "figures"
+    figures, tone = cell_folder / "figures", look(cell_folder.parts[-2]).colour
     weights = log_weights(evaluation)
     drawn = {}
     if task.spec.kind == "regression":
         if task.spec.input_shape == (1,) and predict_on is not None:
-            drawn["bands"] = _bands(task, predict_on, weights, title)
+            drawn["bands"] = _bands(task, predict_on, weights, title, tone)
         elif evaluation.test.targets is not None and len(evaluation.test.ids):
-            drawn["predictions"] = _predictions(evaluation.test, weights, title)
+            drawn["predictions"] = _predictions(evaluation.test, weights, title, tone)
     else:
         if task.spec.input_shape == (2,) and predict_on is not None:
             drawn["decision"] = _decision(task, predict_on, title)
-        drawn["reliability"] = _reliability(evaluation, title)
-    drawn["shift"] = shift_curves(scores, title)
-    drawn["joint"] = joint_curves(scores, title)
-    drawn["training"] = training_curves(histories, title)
+        drawn["reliability"] = _reliability(evaluation, title, tone)
+    drawn["shift"] = shift_curves(scores, title, tone)
+    drawn["joint"] = joint_curves(scores, title, tone)
+    drawn["training"] = training_curves(histories, title, tone)
     return [style.save(figure, figures / f"{name}.png") for name, figure in drawn.items() if figure is not None]
 
 
@@ -76,7 +77,7 @@ def predictive_moments(split: SplitEvaluation, log_weight: Tensor) -> tuple[Arra
     return _array(mean), _array(epistemic) if known else None, _array(aleatoric + epistemic)
 
 
-def _bands(task: Task, predict_on: PredictOn, weights: Tensor, title: str) -> Figure | None:
+def _bands(task: Task, predict_on: PredictOn, weights: Tensor, title: str, tone: str) -> Figure | None:
     train, test = _points(task, "train"), _points(task, "test")
     ood = [_inputs(task, name) for name in task.splits() if name.startswith("ood/")]
     every = np.concatenate([train[0], test[0], *ood])[:, 0]
@@ -104,6 +105,7 @@ def _bands(task: Task, predict_on: PredictOn, weights: Tensor, title: str) -> Fi
         title,
         np.sqrt(np.maximum(noise[:, 0], 0)) if varies else None,
         true_noise,
+        tone,
     )
 
 
@@ -133,7 +135,7 @@ def _decision(task: Task, predict_on: PredictOn, title: str) -> Figure:
     )
 
 
-def _reliability(evaluation: Evaluation, title: str) -> Figure | None:
+def _reliability(evaluation: Evaluation, title: str, tone: str) -> Figure | None:
     test = evaluation.test
     if test.mean_probs is None or test.targets is None or not bool(torch.isfinite(test.mean_probs).all()):
         return None
@@ -142,10 +144,10 @@ def _reliability(evaluation: Evaluation, title: str) -> Figure | None:
         for name, split in evaluation.splits.items()
         if name.startswith("ood/") and split.mean_probs is not None and len(split.mean_probs)
     }
-    return reliability(_array(test.mean_probs), test.targets.cpu().numpy().astype(int), ood, title)
+    return reliability(_array(test.mean_probs), test.targets.cpu().numpy().astype(int), ood, title, tone)
 
 
-def _predictions(test: SplitEvaluation, weights: Tensor, title: str) -> Figure | None:
+def _predictions(test: SplitEvaluation, weights: Tensor, title: str, tone: str) -> Figure | None:
     if test.means is None or test.variances is None or test.targets is None:
         return None
     mean, _, total = predictive_moments(test, weights)
@@ -155,7 +157,7 @@ def _predictions(test: SplitEvaluation, weights: Tensor, title: str) -> Figure |
     if mean.shape[1] > 1:
         title += f" · output 1 of {mean.shape[1]}"
     transformed = _array(pit(test, weights))[:, 0]
-    return predicted_and_pit(mean[:, 0], np.sqrt(np.maximum(total[:, 0], 0)), target, transformed, title)
+    return predicted_and_pit(mean[:, 0], np.sqrt(np.maximum(total[:, 0], 0)), target, transformed, title, tone)
 
 
 def _array(values: Tensor) -> Array:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.floating]
 
+_WIDTH = 4.9  # two figures of runs fit in a row
 NUM_DRAWN = 6  # sample functions drawn over the bands: enough to see how they vary
 _MAX_POINTS = 1500  # more scatter points would only make a blot
 
@@ -31,6 +32,7 @@ def bands_1d(
     title: str,
     noise_sd: Array | None = None,
     true_noise_sd: Array | None = None,
+    tone: str = style.BLUE,
 ) -> Figure:
     """1-D regression in original units; below it the two parts of the uncertainty if the noise varies.
 
@@ -46,30 +48,29 @@ def bands_1d(
         title: data, model, method.
         noise_sd: standard deviation [M] of the noise (aleatoric), if it depends on the input.
         true_noise_sd: that of generated data [M].
+        tone: colour of the method.
     """
     if noise_sd is None:
-        figure, (ax,) = style.new_figure(width=7.2, height=4.2)
+        figure, (ax,) = style.new_figure(width=_WIDTH, height=3.5)
     else:
-        figure, (ax, below) = style.new_figure(rows=2, width=7.2, height=3.6)
-        _parts_of_uncertainty(below, x, noise_sd, epistemic_sd, true_noise_sd)
+        figure, (ax, below) = style.new_figure(rows=2, width=_WIDTH, height=2.9)
+        _parts_of_uncertainty(below, x, noise_sd, epistemic_sd, true_noise_sd, tone)
     ax.fill_between(
-        x, mean - 2 * total_sd, mean + 2 * total_sd, color=style.SKY, alpha=0.25, lw=0, label="±2 sd, new observation"
+        x, mean - 2 * total_sd, mean + 2 * total_sd, color=tone, alpha=0.16, lw=0, label="±2 sd, new observation"
     )
     if epistemic_sd is not None and np.any(epistemic_sd > 0):
         low, high = mean - 2 * epistemic_sd, mean + 2 * epistemic_sd
-        ax.fill_between(x, low, high, color=style.BLUE, alpha=0.30, lw=0, label="±2 sd, function (epistemic)")
+        ax.fill_between(x, low, high, color=tone, alpha=0.30, lw=0, label="±2 sd, function (epistemic)")
     if draws is not None and len(draws) > 1:
         for i, draw in enumerate(draws[:NUM_DRAWN]):
             label = "draws" if i == 0 else None
-            ax.plot(x, draw, color=style.PURPLE, lw=0.7, alpha=0.7, label=label)
+            ax.plot(x, draw, color=tone, lw=0.6, alpha=0.7, label=label)
     if truth is not None:
-        ax.plot(x, truth, color=style.BLACK, lw=1.2, ls="--", label="truth")
-    ax.plot(x, mean, color=style.BLUE, lw=1.8, label="mean")
+        ax.plot(x, truth, color=style.INK, lw=1.2, ls="--", label="truth")
+    ax.plot(x, mean, color=tone, lw=1.8, label="mean")
     if test is not None and len(test[0]):
-        ax.scatter(*_thinned(*test), s=7, color=style.GREY, alpha=0.35, lw=0, label="test points")
-    ax.scatter(
-        *_thinned(*train), s=16, color=style.VERMILION, edgecolor="white", lw=0.4, zorder=5, label="training points"
-    )
+        ax.scatter(*_thinned(*test), s=7, color=style.PALE, alpha=0.5, lw=0, label="test points")
+    ax.scatter(*_thinned(*train), s=13, color=style.INK, edgecolor="white", lw=0.4, zorder=5, label="training points")
     # The data and the mean set the limits, so that one extreme draw does not flatten the rest.
     seen = np.concatenate([train[1], mean - 2 * total_sd, mean + 2 * total_sd, *([] if truth is None else [truth])])
     seen = seen[np.isfinite(seen)]
@@ -85,14 +86,14 @@ def bands_1d(
 
 
 def _parts_of_uncertainty(
-    ax: Axes, x: Array, noise_sd: Array, epistemic_sd: Array | None, true_noise_sd: Array | None
+    ax: Axes, x: Array, noise_sd: Array, epistemic_sd: Array | None, true_noise_sd: Array | None, tone: str
 ) -> None:
     """Aleatoric and epistemic standard deviation against the input, in original units."""
-    ax.plot(x, noise_sd, color=style.ORANGE, lw=1.8, label="aleatoric (noise)")
+    ax.plot(x, noise_sd, color=style.PALE, lw=1.8, label="aleatoric (noise)")
     if epistemic_sd is not None:
-        ax.plot(x, epistemic_sd, color=style.BLUE, lw=1.8, label="epistemic (function)")
+        ax.plot(x, epistemic_sd, color=tone, lw=1.8, label="epistemic (function)")
     if true_noise_sd is not None:
-        ax.plot(x, true_noise_sd, color=style.BLACK, lw=1.2, ls="--", label="true noise")
+        ax.plot(x, true_noise_sd, color=style.INK, lw=1.2, ls="--", label="true noise")
     top = float(np.nanmax(noise_sd if true_noise_sd is None else np.maximum(noise_sd, true_noise_sd)))
     reach = float(np.nanmedian(noise_sd)) * 8 + 1e-12
     ax.set_ylim(0, 1.1 * min(top, reach))

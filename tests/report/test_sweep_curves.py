@@ -63,7 +63,7 @@ def test_a_legend_lies_within_its_figure(length):
     width = 10.8
     columns = style.legend_columns(labels, width, 4)
     figure = Figure(figsize=(width, 5))
-    style.legend_below(figure, [style.handle(i) for i in range(13)], labels, columns)
+    style.legend_below(figure, [style.handle(style.colour(i), "o") for i in range(13)], labels, columns)
     FigureCanvasAgg(figure).draw()
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0 and box.x1 <= width * figure.dpi
