@@ -40,6 +40,8 @@ from bnn_runner.mcmc.diagnostics import effective_draws, rhat
 from bnn_runner.mcmc.posterior import ChainPosterior
 from bnn_runner.mcmc.summary import RHAT_LIMIT
 from bnn_runner.report import style
+from bnn_runner.report.separation import LEVEL
+from bnn_runner.report.student import holm, two_sided
 from bnn_runner.runs.cell import table_text
 from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Task
@@ -220,14 +222,18 @@ def page(found: Sequence[Distance], data: str) -> str:
 def paired(rows: Sequence[Summary]) -> str:
     """The closest method in the gap, and its paired differences to the others, over seeds."""
     best, *others = rows
-    parts = []
+    count = len(best.found)
+    parts, p_values = [], []
     for s in others:
         differences = [b - a for a, b in zip(best.values("gap"), s.values("gap"), strict=True)]
-        error = statistics.stdev(differences) / math.sqrt(len(differences))
-        parts.append(f"{s.method} {statistics.mean(differences):.3f} ± {error:.3f}")
+        mean, error = statistics.mean(differences), statistics.stdev(differences) / math.sqrt(count)
+        parts.append(f"{s.method} {mean:.3f} ± {error:.3f}")
+        p_values.append(two_sided(mean / error, count - 1) if error > 0 else math.nan)
+    starred = [part + " *" * there for part, there in zip(parts, holm(p_values, LEVEL), strict=True)]
     return (
         f"Closest in the gap: {best.method}. Paired differences of W1 in the gap, other method minus {best.method}, "
-        f"with standard errors over {len(best.found)} seeds: {', '.join(parts)}."
+        f"with standard errors over {count} seeds: {', '.join(starred)}. *: differs from 0 at {LEVEL:.0%} (t test, "
+        f"Holm's rule over the {len(others)} differences)."
     )
 
 

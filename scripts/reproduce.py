@@ -66,7 +66,7 @@ class Preset:
         script: Command line of a script in this folder, instead of `run`.
         report: Options for bnn-report.
         pictures: Glob pattern of a figure of the runs; those of the first seed of each row are combined into one.
-        after: Command line of a program that works on the newest run.
+        after: Command line of a program that works on the newest run, before the report.
         keep: Glob pattern of the files that `after` writes into the run; they are kept with the table.
         shows: What the small size does and does not show, with the reason for every miss.
         files: Glob pattern of kept files whose names do not start with the preset's.
@@ -164,6 +164,15 @@ def make(preset: Preset, place: Place) -> int:
     if not experiments:
         return code or 1
     name = folder.name
+    if preset.after:
+        tool, *rest = preset.after.split()
+        words = [sys.executable, "-m", f"bnn_runner.cli.{tool}", *rest, "--output-dir", str(folder)]
+        ended = place.call(words, folder, alone=True)
+        newest = max(cells, key=lambda c: (c.path / "DONE").stat().st_mtime)
+        results.mkdir(parents=True, exist_ok=True)
+        for path in newest.path.glob(preset.keep) if ended == 0 else ():
+            shutil.copy(path, results / f"{name}_{path.name}")
+        code = max(code, ended)
     named = f"experiment={','.join(experiments)}"
     reported = [named, "--output-dir", str(folder), "--name", name, *shlex.split(preset.report)]
     code = max(code, place.call([sys.executable, "-m", "bnn_runner.cli.report", *reported], folder))
@@ -171,14 +180,6 @@ def make(preset: Preset, place: Place) -> int:
         if path.suffix in (".csv", ".png"):
             results.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, results / path.name)
-    if preset.after:
-        tool, *rest = preset.after.split()
-        words = [sys.executable, "-m", f"bnn_runner.cli.{tool}", *rest, "--output-dir", str(folder)]
-        ended = place.call(words, folder, alone=True)
-        newest = max(cells, key=lambda c: (c.path / "DONE").stat().st_mtime)
-        for path in newest.path.glob(preset.keep) if ended == 0 else ():
-            shutil.copy(path, results / f"{name}_{path.name}")
-        code = max(code, ended)
     if preset.pictures:
         with _DRAWING:
             montage(_selected(cells, preset.report), preset.pictures, results / f"{name}_pictures.png")
