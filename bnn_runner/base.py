@@ -301,6 +301,22 @@ class Centred(Protocol):
 
 # ------------------------------------------------------------------- hyperparameter rules
 
+ValidationScore = Literal["marginal", "dyadic", "joint"]
+"""marginal: of one point; dyadic: of 10 labels over 2 points; joint: of 10 points."""
+
+
+class ValidationScores(Protocol):
+    """Log-likelihoods of the validation part for each of several precisions [T]."""
+
+    def __call__(
+        self, candidates: Sequence[Tensor], scores: Sequence[ValidationScore], points: int | None
+    ) -> list[dict[ValidationScore, Tensor]]:
+        """By score, for each candidate, in nats: marginal [1, V] of V points; dyadic and joint [R, M] of M blocks.
+
+        NaN where a candidate has none. At most `points` points are scored (None: all), the same in every call.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class PrecisionProblem:
@@ -310,7 +326,7 @@ class PrecisionProblem:
         names: of the T groups.
         start: the training prior's precisions, [T].
         evidence: in nats, of precisions [T], or [1] for one precision for all; differentiable.
-        validation: mean log-likelihood of the validation part for each of several precisions [T].
+        validation: log-likelihoods of the validation part for each of several precisions [T].
         effective_dimensions: Tr_g H (H + Λ)⁻¹, [T].
         squares: squared norms ‖w_g‖² [T] of the weights that the evidence is taken at; they may depend on the
             precisions.
@@ -322,12 +338,13 @@ class PrecisionProblem:
         gap: where the evidence is taken at a point that moves with the precisions (v* of the tangent model), what it
             may still gain there, in nats; 0 where that point is reached to its tolerance.
         exhausted: whether no pass over the data is left to search that point at further precisions.
+        validation_points: number of points of the validation part.
     """
 
     names: tuple[str, ...]
     start: Tensor
     evidence: Callable[[Tensor], Tensor]
-    validation: Callable[[Sequence[Tensor]], list[float]]
+    validation: ValidationScores
     effective_dimensions: Callable[[Tensor], Tensor]
     squares: Callable[[Tensor], Tensor]
     invariant: tuple[str, ...] = ()
@@ -336,6 +353,7 @@ class PrecisionProblem:
     dimension_samples: Callable[[Tensor], Tensor] | None = None
     gap: Callable[[Tensor], float] = lambda precisions: 0.0
     exhausted: Callable[[], bool] = lambda: False
+    validation_points: int = 0
 
 
 HyperStatus = Literal[
@@ -363,7 +381,10 @@ class Choice:
 
 
 class HyperRule(Protocol):
-    """A frozen dataclass whose fields are its YAML's keys."""
+    """A frozen dataclass whose fields are its YAML's keys.
+
+    A rule that does not support every task has a method `problems(spec) -> list[str]` that says why.
+    """
 
     needs_validation: ClassVar[bool]
 

@@ -263,6 +263,8 @@ def _conflicts(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: S
             problems += noise.problems(spec, method.predictive)
         if method.uses_hyper and noise is not None and getattr(hyper, "noise", "trained") == "evidence":
             problems += noise.problems_by_evidence()
+        if method.uses_hyper and hyper is not None and hasattr(hyper, "problems"):
+            problems += hyper.problems(spec)
         if isinstance(hyper, TrainingRule):
             problems += misfits(hyper, str(choices.get("hyper")), method, str(choices.get("method")))
         if method.uses_hyper and getattr(hyper, "needs_validation", False) and spec.val_fraction == 0:

@@ -24,7 +24,7 @@ from bnn_runner.laplace.evidence import LogEvidence
 from bnn_runner.laplace.g_prior import g_prior
 from bnn_runner.laplace.noise_evidence import EvidenceWithNoise, NoiseTerms
 from bnn_runner.laplace.prior_diagonal import PriorShape
-from bnn_runner.laplace.validation_score import Validation, validation_logliks
+from bnn_runner.laplace.validation_score import Validation, validation_scores
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.tasks import Task, TaskSpec
 
@@ -81,7 +81,7 @@ class PriorFamily:
     start: Tensor
     invariant: Sequence[str]
     noise: NoiseTerms | None
-    validation: Validation = validation_logliks
+    validation: Validation = validation_scores
 
     @classmethod
     def of(
@@ -92,7 +92,7 @@ class PriorFamily:
         rule: HyperRule,
         invariant: Sequence[str],
         repairs: Repairs,
-        validation: Validation = validation_logliks,
+        validation: Validation = validation_scores,
     ) -> PriorFamily:
         """The family that `rule` chooses in.
 
@@ -133,6 +133,7 @@ class PriorFamily:
             dimension_samples=getattr(curvature, "dimension_samples", None),
             gap=evidence.gap,
             exhausted=lambda: evidence.exhausted,
+            validation_points=len(self.task.val),
         )
 
 

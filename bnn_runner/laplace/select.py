@@ -22,7 +22,7 @@ from bnn_runner.laplace.noise_evidence import EvidenceWithNoise, NoisyCurvature,
 from bnn_runner.laplace.prior_family import PriorFamily
 from bnn_runner.laplace.scale_invariance import scale_invariant
 from bnn_runner.laplace.tangent_optimum import TangentModel
-from bnn_runner.laplace.validation_score import Validation, validation_logliks
+from bnn_runner.laplace.validation_score import Validation, validation_scores
 from bnn_runner.laplace.weak_prior import refuse_too_weak
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.runtime.console import Progress
@@ -62,7 +62,7 @@ def select_precisions(
     tolerance: float = 1e-7,
     passes: int | None = None,
     progress: Progress = lambda stage, done, total: None,
-    validation: Validation = validation_logliks,
+    validation: Validation = validation_scores,
 ) -> Selection:
     """Let `rule` select the prior precisions, and fit the Gaussian at them.
 

@@ -15,11 +15,16 @@ MOST_INFORMATION = 1e12
 eigenvalues of some 1e-15 of it where H has none: a thousandth of the prior's precision, and some 1e-3 nats each."""
 
 
+def too_weak(gaussian: WeightGaussian) -> bool:
+    """Whether the prior is so weak that the rounding of the curvature counts as information."""
+    return float(getattr(gaussian, "rounded_information", 0.0)) > MOST_INFORMATION
+
+
 def refuse_too_weak(gaussian: WeightGaussian, precisions: Tensor, rule: HyperRule) -> None:
     """Raises `RunFailed` with the smallest precision that is right, where these are below it."""
-    information = float(getattr(gaussian, "rounded_information", 0.0))
-    if information <= MOST_INFORMATION:
+    if not too_weak(gaussian):
         return
+    information = float(getattr(gaussian, "rounded_information", 0.0))
     found = float(torch.as_tensor(precisions).min())
     least = 1.01 * found * information / MOST_INFORMATION
     key = "hyper.precision" if isinstance(rule, Fixed) else "the selected prior precision"

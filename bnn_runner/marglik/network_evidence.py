@@ -98,5 +98,5 @@ class NetworkEvidence:
         )
 
 
-def _no_validation(_: object) -> NoReturn:
+def _no_validation(candidates: object, scores: object, points: object) -> NoReturn:
     raise UserError("hyper rules that act during training do not support a validation score; they use the evidence.")

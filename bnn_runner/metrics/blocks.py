@@ -53,6 +53,12 @@ def permutations(ids: Tensor, repeats: int, seed: int, kind: str) -> Iterator[Te
         yield order[torch.randperm(len(ids), generator=stream)]
 
 
+def uniform_counts(num_blocks: int, kappa: int, tau: int, stream: torch.Generator) -> Tensor:
+    """How often each of kappa anchors is repeated if tau are drawn uniformly with replacement, [M, kappa]."""
+    chosen = torch.randint(kappa, (num_blocks, tau), generator=stream)
+    return torch.zeros(num_blocks, kappa, dtype=torch.int64).scatter_add_(1, chosen, torch.ones_like(chosen))
+
+
 def group_sums(loglik: Tensor, log_weights: Tensor, blocks: Blocks, bounds: Sequence[int]) -> GroupSums:
     """Sums over the draws bounds[g]..bounds[g + 1] for each group g.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnn_runner.errors import UserError
 from bnn_runner.metrics.block_scores import block_scores, point_scores
-from bnn_runner.metrics.blocks import Blocks, permutations
+from bnn_runner.metrics.blocks import Blocks, permutations, uniform_counts
 from bnn_runner.metrics.checks import positive_integers
 from bnn_runner.metrics.scores import not_available
 from bnn_runner.rng import generator
@@ -90,5 +90,4 @@ class Dyadic:
         if self.variant == "forced":
             first = torch.randint(1, tau - 1, (num_blocks, 1), generator=stream)  # 1..tau-2: 1..8 of 10
             return torch.cat([first, tau - first], 1)
-        chosen = torch.randint(kappa, (num_blocks, tau), generator=stream)
-        return torch.zeros(num_blocks, kappa, dtype=torch.int64).scatter_add_(1, chosen, torch.ones_like(chosen))
+        return uniform_counts(num_blocks, kappa, tau, stream)

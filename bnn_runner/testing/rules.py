@@ -9,7 +9,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Choice, HyperRule, HyperStatus, PrecisionProblem
+from bnn_runner.base import Choice, HyperRule, HyperStatus, PrecisionProblem, ValidationScore
 from bnn_runner.testing.expect import require, require_plain, require_unchanged, snapshot
 
 EIGENVALUES, SQUARES = (30.0, 2.0, 0.1), (0.5, 1.5)
@@ -35,8 +35,11 @@ def make_precision_problem() -> PrecisionProblem:
         each = spread(precisions)[:, None]
         return (values / (values + each)).sum(1)
 
-    def validation(several: Sequence[Tensor]) -> list[float]:
-        return [float(-(precisions.double().log() - 0.7).square().mean()) for precisions in several]
+    def validation(
+        candidates: Sequence[Tensor], scores: Sequence[ValidationScore], points: int | None
+    ) -> list[dict[ValidationScore, Tensor]]:
+        means = [-(precisions.double().log() - 0.7).square().mean() for precisions in candidates]
+        return [{score: (mean + torch.tensor([[-0.1, 0.1]])).double() for score in scores} for mean in means]
 
     return PrecisionProblem(
         names=("layer.weight", "layer.bias"),
@@ -46,6 +49,7 @@ def make_precision_problem() -> PrecisionProblem:
         effective_dimensions=dimensions,
         squares=lambda precisions: squares,
         sizes=(3, 3),
+        validation_points=2,
     )
 
 

@@ -391,7 +391,9 @@ def synthetic(evidence: Any, dimensions: Any = None, squares: float = 1.0) -> Pr
         names=("a", "b"),
         start=start,
         evidence=evidence,
-        validation=lambda candidates: [math.nan for _ in candidates],
+        validation=lambda candidates, scores, points: [
+            {score: torch.full((1, 3), math.nan, dtype=torch.float64) for score in scores} for _ in candidates
+        ],
         effective_dimensions=dimensions or (lambda p: torch.ones(2, dtype=torch.float64)),
         squares=lambda p: torch.full((2,), squares, dtype=torch.float64),
         sizes=(3, 4),
