@@ -98,7 +98,7 @@ def test_chunks_of_draws_and_candidates_change_nothing(monkeypatch: pytest.Monke
 
 
 def test_at_most_so_many_points_and_the_same_ones_for_every_candidate() -> None:
-    task, network, jacobians, curvature = fitted()
+    task, _, jacobians, curvature = fitted()
     one, other = (validation_scores(task, jacobians, curvature, [at(curvature, v)], SCORES, 12)[0] for v in (1e12, 1e9))
     assert one["marginal"].shape == (1, 12) and one["dyadic"].shape == (10, 6)
     torch.testing.assert_close(one["marginal"], other["marginal"], rtol=0, atol=1e-6)
