@@ -65,6 +65,7 @@ class Preset:
         run: Command lines for bnn-run.
         script: Command line of a script in this folder, instead of `run`.
         report: Options for bnn-report.
+        figures: Glob pattern of the report's figures that are kept.
         pictures: Glob pattern of a figure of the runs; those of the first seed of each row are combined into one.
         after: Command line of a program that works on the newest run, before the report.
         keep: Glob pattern of the files that `after` writes into the run; they are kept with the table.
@@ -80,6 +81,7 @@ class Preset:
     run: Sequence[str] = ()
     script: str = ""
     report: str = ""
+    figures: str = "*.png"
     pictures: str = ""
     after: str = ""
     keep: str = ""
@@ -177,7 +179,7 @@ def make(preset: Preset, place: Place) -> int:
     reported = [named, "--output-dir", str(folder), "--name", name, *shlex.split(preset.report)]
     code = max(code, place.call([sys.executable, "-m", "bnn_runner.cli.report", *reported], folder))
     for path in (folder / "results").glob(f"{name}*"):
-        if path.suffix in (".csv", ".png"):
+        if path.suffix == ".csv" or path.match(preset.figures):
             results.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, results / path.name)
     if preset.pictures:

@@ -64,6 +64,7 @@ ENDINGS = {
     "_pruning.png": "signal-to-noise ratios of the weights, and the error by share of removed weights",
     "_choices.csv": "numbers of the second table: the largest evidence of each family of precisions",
     "_curves.png": "curves: joint scores by block size, scores under shift, training by epoch",
+    "_baseline.png": "differences from the baseline on every data set",
     "_cost.png": "scores against seconds",
     "_evidence.png": "log evidence against the test score",
     "_pictures.png": "predictions of each method, first seed",

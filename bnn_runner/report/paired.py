@@ -9,6 +9,7 @@ from dataclasses import replace
 from bnn_runner.errors import UserError
 from bnn_runner.report.axes import differing
 from bnn_runner.report.columns import Column, is_companion
+from bnn_runner.report.difference_figure import difference_figure
 from bnn_runner.report.differences import FEWEST, difference
 from bnn_runner.report.filters import Filter, group_text, parse_filters
 from bnn_runner.report.grid import DIFFERS, Grid, Line
@@ -134,6 +135,7 @@ SECTION = Section(
     "--baseline",
     "also paired differences from these runs: method=map",
     _tables,
+    lambda request, path: difference_figure(_tables(request)[0], path),
     metavar="'F=X ...'",
     example=("--baseline method=map", "also differences from MAP, seed by seed"),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 
 import pytest
 
@@ -124,20 +123,3 @@ def test_the_file_is_whole():
         assert all(m.strip() in catalogue.choices("method") for m in row.value.split(">")) or row.kind != "order", row
     shown = [r for e in {r.experiment for r in rows} for r in published(e)]
     assert len(shown) == sum(r.status != "R" for r in rows), "a value recalled without a source is never shown"
-
-
-def test_cost_is_reported_next_to_quality(write_cell, capsys, is_picture):
-    """Planted bugs: the training's seconds are counted; seconds of one seed stand for all."""
-    for seed in range(2):
-        for i, method in enumerate(("map", "laplace")):
-            score = {"metric": "marginal_loglik", "value": -1.0 + i, "better": "higher"}
-            folder = write_cell(method, seed, [score], hash8=f"{i}000abcd")
-            seconds = {"training": 500.0, "posterior": 2.0 * i, "evaluation": 1.0 + 2 * seed}
-            (folder / "provenance.json").write_text(json.dumps({"seconds": seconds}))
-    assert main(["--output-dir", str(write_cell.outputs), "--cost"]) == 0
-    text = capsys.readouterr().out
-    rows = [line.split("|") for line in text.splitlines() if line.startswith(("| map ", "| laplace "))]
-    assert [(r[1].strip(), r[5].strip()) for r in rows] == [("map", "2.0 ± 1.0"), ("laplace", "4.0 ± 1.0")]
-    assert is_picture(write_cell.outputs / "results" / "comparison_cost.png")
-    (folder / "provenance.json").unlink()
-    assert main(["--output-dir", str(write_cell.outputs), "--cost", "method=laplace"]) == 2
