@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -34,5 +35,24 @@ def raise_all(problems: Sequence[str]) -> None:
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """Returns ' Did you mean X?' with the closest of `options`, or an empty string if none is close."""
-    near = difflib.get_close_matches(word, sorted(set(options)), n=3, cutoff=0.6)
+    near = close_matches(word, options)
     return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def close_matches(word: str, options: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """Returns up to three of `options` that are close to `word`, the closest first.
+
+    Capitals, hyphens, underscores and spaces do not count: an option that differs only in these is the only one.
+    """
+    names: dict[str, list[str]] = {}
+    for option in sorted(set(options)):
+        names.setdefault(_letters(option), []).append(option)
+    plain = _letters(word)
+    if plain in names:
+        return names[plain][:3]
+    near = difflib.get_close_matches(plain, sorted(names), n=3, cutoff=cutoff)
+    return [option for name in near for option in names[name]][:3]
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[-_\s]", "", text.lower())

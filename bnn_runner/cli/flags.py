@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 from bnn_runner.errors import UserError, did_you_mean
 
 _WITH_VALUE = {"--config-dir", "-cd", "--package", "-p", "--cfg", "-c"}
-_SWITCHES = {"--multirun", "-m", "--run", "-r", "--resolve", "--hydra-help", "--shell-completion", "-sc"}
+_SWITCHES = {"--multirun", "-m", "--run", "-r", "--resolve"}
 _REFUSED = {
     "--config-path": "Add your own choices with --config-dir FOLDER.",
     "--config-name": "Put your settings into an experiment file (conf/experiment/README.md).",
@@ -31,6 +33,7 @@ class CommandLine:
         topic: The topic of --help.
         version: Whether --version is given.
         shows_only: Whether a flag only shows something (--cfg, --info, ...) instead of running.
+        for_hydra: Whether the flags are for Hydra alone (--hydra-help, --shell-completion); overrides do not count.
     """
 
     overrides: list[str] = field(default_factory=list)
@@ -41,6 +44,7 @@ class CommandLine:
     topic: str | None = None
     version: bool = False
     shows_only: bool = False
+    for_hydra: bool = False
 
     @property
     def config_dirs(self) -> list[Path]:
@@ -74,10 +78,21 @@ def read_flags(argv: Sequence[str]) -> CommandLine:
         elif name == "--version":
             line.version = True
         elif name in ("--info", "-i"):
-            line.flags.append(word)
             line.shows_only = True
-            if not equals and words and words[0] in _INFO:
-                line.flags.append(words.pop(0))
+            if not equals and words and not words[0].startswith("-") and "=" not in words[0]:
+                value = words.pop(0)
+            if (value or _INFO[0]) not in _INFO:
+                problems.append(f"--info must be one of {', '.join(_INFO)}; got {value}.{did_you_mean(value, _INFO)}")
+            line.flags += ["--info", value or _INFO[0]]
+        elif name == "--hydra-help":
+            line.flags, line.for_hydra = [name], True
+        elif name in ("--shell-completion", "-sc"):
+            value = words.pop(0) if words and not equals else value
+            if not re.fullmatch(r"(install|uninstall|query)=(bash|zsh|fish)", value):
+                problems.append(f'{name} requires a shell, as in: eval "$(bnn-run -sc install=bash)"')
+            elif value.startswith("query") and "COMP_LINE" not in os.environ:
+                problems.append(f"{name} {value} is called by the shell, which sets COMP_LINE. Use install instead.")
+            line.flags, line.for_hydra = ["--shell-completion", value], True
         elif name in _WITH_VALUE:
             if not equals:
                 if not words:
@@ -88,7 +103,6 @@ def read_flags(argv: Sequence[str]) -> CommandLine:
         elif word in _SWITCHES:
             line.flags.append(word)
             line.multirun |= word in ("--multirun", "-m")
-            line.shows_only |= word in ("--hydra-help", "--shell-completion", "-sc")
         else:
             problems.append(_unknown_flag(name, equals, value))
     if problems and not (line.help or line.version):
@@ -118,7 +132,7 @@ def _set_flag(line: CommandLine, name: str, value: str) -> list[str]:
 
 def _unknown_flag(name: str, equals: str, value: str) -> str:
     bare = name.lstrip("-")
-    flags = sorted({*_WITH_VALUE, *_SWITCHES, "--help", "--version", "--info"})
+    flags = sorted({*_WITH_VALUE, *_SWITCHES, "--help", "--version", "--info", "--hydra-help", "--shell-completion"})
     near = did_you_mean(name, [f for f in flags if f.startswith("--")])
     if near:
         return f"{name} is not a flag.{near}"

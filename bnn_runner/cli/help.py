@@ -38,6 +38,7 @@ Options:
   -h, --help           this text        --hydra-help  Hydra's own flags
   --version            the version
 
+KEY?=VALUE sets a key only in the runs that have it: -m method=map,laplace 'method.structure?=kfac'
 Quote values that contain = , { } or spaces twice: 'data_dir="/mnt/a=1"'.
 Next: bnn-report makes tables and figures of all runs, bnn-predict predicts for new data.
 """

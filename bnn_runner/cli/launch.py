@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 def show(arguments: Sequence[str]) -> int:
     """Lets Hydra show what the flags request (--cfg, --info, ...). Returns the exit code."""
-    _through_hydra(arguments, lambda config: None)
+    try:
+        _through_hydra(arguments, lambda config: None)
+    except SystemExit as end:  # --hydra-help and shell completion end the process
+        return end.code if isinstance(end.code, int) else OK
     return OK
 
 
@@ -105,7 +108,7 @@ def _through_hydra(arguments: Sequence[str], task: Callable[[Any], None]) -> Non
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from bnn_runner.experiment.compose import hydra_message
+    from bnn_runner.experiment.compose import hydra_message, raised_by_hydra
     from bnn_runner.sweeps.sweeper import register
 
     register()
@@ -116,6 +119,10 @@ def _through_hydra(arguments: Sequence[str], task: Callable[[Any], None]) -> Non
         if isinstance(error.__cause__, UserError):  # raised by a launcher or sweeper of this package
             raise error.__cause__ from error
         raise UserError(_unknown_plugin(str(error)) or hydra_message(error)) from error
+    except Exception as error:
+        if not raised_by_hydra(error):
+            raise
+        raise UserError(hydra_message(error)) from error
     finally:
         sys.argv = saved
 

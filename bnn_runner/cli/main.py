@@ -14,7 +14,7 @@ from bnn_runner._version import __version__
 from bnn_runner.cli.flags import CommandLine, read_flags
 from bnn_runner.config.recommend import defer
 from bnn_runner.config.validate import Checked, check
-from bnn_runner.errors import UserError
+from bnn_runner.errors import UserError, raise_all
 from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, OK, USAGE_ERROR, print_errors
 from bnn_runner.runtime.files import explain_write_error
 
@@ -36,11 +36,13 @@ def run(argv: Sequence[str]) -> int:
 
             print(help_text(line.config_dirs, line.topic))
             return OK
+        if line.for_hydra:
+            from bnn_runner.cli import launch
+
+            return launch.show(line.flags)
         checked = check(line.overrides, line.config_dirs, line.multirun)
-        if checked.tree["plan_only"] and not line.multirun:
-            raise UserError("plan_only=true requires a sweep: it prints the sweep's plan. Add -m.")
-        if checked.tree["objective"] is not None and not line.multirun:
-            raise UserError("objective=... requires a search. Add -m hydra/sweeper=optuna.")
+        if not (line.multirun or line.shows_only):
+            raise_all(_without_multirun(checked))
         from bnn_runner.cli import launch
 
         if line.multirun:
@@ -67,6 +69,22 @@ def run(argv: Sequence[str]) -> int:
             raise
         print(f"bnn-run: {reason}", file=sys.stderr)
         return FAILED
+
+
+def _without_multirun(checked: Checked) -> list[str]:
+    """Problems of settings that only a sweep uses, on a command line without -m."""
+    problems = []
+    if checked.tree["plan_only"]:
+        problems.append("plan_only=true requires a sweep: it prints the sweep's plan. Add -m.")
+    if checked.tree["objective"] is not None:
+        problems.append("objective=... requires a search. Add -m hydra/sweeper=optuna.")
+    for override in checked.overrides:
+        if override.key.replace("/", ".").startswith(("hydra.launcher", "hydra.sweeper")):
+            problems.append(
+                f"{override.text} requires -m: without it, the run would start here and now. Add -m (one run is a "
+                "sweep of one job), or remove the setting."
+            )
+    return problems
 
 
 def sweep_arguments(line: CommandLine, checked: Checked) -> list[str]:

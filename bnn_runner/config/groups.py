@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from bnn_runner.config.other_programs import CHOICES
 from bnn_runner.errors import UserError, did_you_mean
 
 RECOMMENDED = "recommended"
@@ -144,7 +145,9 @@ class Catalogue:
             )
         names = self.choices(group)
         listed = ", ".join(names) or "none"
-        return f"{group}={choice} is unknown.{did_you_mean(choice, names)} Choices of {group}: {listed}."
+        elsewhere = CHOICES.get(group, {}).get(re.sub(r"[-\s]", "_", choice.lower()))
+        near = f" Did you mean {elsewhere}?" if elsewhere in names else did_you_mean(choice, names)
+        return f"{group}={choice} is unknown.{near} Choices of {group}: {listed}."
 
     def load(self, group: str, choice: str) -> dict[str, Any]:
         """Reads a choice: its own keys, merged over those of the choices of the same group in its defaults list.

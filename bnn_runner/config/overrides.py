@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from bnn_runner.errors import UserError
@@ -22,7 +24,7 @@ UNKNOWN = _Unknown()
 
 @dataclass(frozen=True)
 class Override:
-    """One `[+|++|~]key[@package][=value]`.
+    """One `[+|++|~]key[@package][=value]`, or `key?=value`.
 
     Attributes:
         text: The override as typed.
@@ -32,6 +34,7 @@ class Override:
         raw: Text after '='; None without one.
         values: The parsed value, or all values of a sweep; `UNKNOWN` for a value that only Hydra can evaluate.
         sweep: Whether it is a sweep.
+        optional: Whether it is written `key?=value`: it applies only where the key exists.
     """
 
     text: str
@@ -41,6 +44,7 @@ class Override:
     raw: str | None
     values: tuple[Any, ...]
     sweep: bool
+    optional: bool = False
 
     @property
     def value(self) -> Any:
@@ -51,8 +55,11 @@ class Override:
         return replace(self, values=(value,), sweep=False, raw=to_text(value))
 
 
+_OPTIONAL = "$"
+"""Stands for the '?' of `key?=value` in overrides for Hydra, whose keys have no '?'."""
 _OVERRIDE = re.compile(
-    r"(?P<prefix>\+\+|\+|~|)(?P<key>[^=@+~\s]+)(?:@(?P<package>[^=\s]*))?(?:=(?P<raw>.*))?", re.DOTALL
+    r"(?P<prefix>\+\+|\+|~|)(?P<key>[^=@+~\s]+?)(?:@(?P<package>[^=\s]*))?(?P<optional>[?$])?(?:=(?P<raw>.*))?",
+    re.DOTALL,
 )
 _UNQUOTED = re.compile(r"(?:[A-Za-z0-9_/\-+.$%*@?|:\s]|\\.)*")
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.\-]*")
@@ -78,6 +85,9 @@ def parse(text: str) -> Override:
     key = match["key"]
     if raw is None:
         return Override(text, match["prefix"], key, match["package"] or "", None, (), False)
+    optional = match["optional"] is not None
+    if match["optional"] == "?" and match["prefix"]:
+        raise UserError(f"{text!r}: a key that is set with ?= takes no {match['prefix']}. Write {key}?={raw}.")
     if raw.startswith("~/") or raw == "~":  # Hydra's grammar requires quotes around a value with ~
         raw = quote(raw)
     try:
@@ -87,14 +97,29 @@ def parse(text: str) -> Override:
             f"Could not read {text!r}: {error}. Quote the value twice, for the shell and for Hydra: '"
             f"{match['prefix']}{key}={quote(match['raw'].strip(chr(39) + chr(34)))}'."
         ) from None
-    return Override(text, match["prefix"], key, match["package"] or "", raw, values, sweep)
+    prefix, text = ("", as_typed(text)) if optional else (match["prefix"], text)
+    return Override(text, prefix, key, match["package"] or "", raw, values, sweep, optional)
 
 
 def render(override: Override) -> str:
-    """Returns the override as text for Hydra."""
+    """Returns the override as text for Hydra, which adds an optional key under another name and never reads it."""
+    if override.optional:
+        return f"++{override.key}{_OPTIONAL}={override.raw}"
     at = f"@{override.package}" if override.package else ""
     tail = "" if override.raw is None else f"={override.raw}"
     return f"{override.prefix}{override.key}{at}{tail}"
+
+
+def as_typed(text: str) -> str:
+    """Returns an override as the user would type it: what `render` returned, without its signs for Hydra."""
+    return re.sub(rf"^([^=\s]+)\{_OPTIONAL}=", r"\1?=", text.lstrip("+"))
+
+
+def command_line(overrides: Sequence[str], config_dir: Path | str | None = None, multirun: bool = False) -> str:
+    """Returns the shell command for a run, or with `multirun` for a sweep, with these overrides."""
+    words = ["bnn-run", *(["-m"] if multirun else [])]
+    words += [*([] if config_dir is None else ["--config-dir", str(config_dir)]), *overrides]
+    return " ".join(w if re.fullmatch(r"[\w@%+=:,./-]+", w) else shlex.quote(w) for w in words)
 
 
 def quote(text: str) -> str:
@@ -171,6 +196,20 @@ def _parse_values(raw: str) -> tuple[tuple[Any, ...], bool]:
             return (UNKNOWN,), sweep
         return inner, True
     return (UNKNOWN,), name in _SWEEPS
+
+
+def glob_patterns(raw: str) -> tuple[list[str], list[str]] | None:
+    """Returns the patterns of glob(include, exclude=...) that are included and excluded; None for another value."""
+    function = _FUNCTION.fullmatch(raw.strip())
+    if function is None or function[1] != "glob":
+        return None
+    patterns: dict[str, list[str]] = {"include": [], "exclude": []}
+    for place, argument in enumerate(_split(function[2])):
+        named = re.fullmatch(r"\s*(include|exclude)\s*=(.*)", argument, re.DOTALL)
+        name = named[1] if named else ("include", "exclude")[min(place, 1)]
+        value = _parse_element(named[2] if named else argument)
+        patterns[name] += [str(v) for v in (value if isinstance(value, list) else [value])]
+    return patterns["include"], patterns["exclude"]
 
 
 def _parse_range(arguments: Sequence[str]) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bnn_runner.config.canonical import canonical
 from bnn_runner.config.groups import BLOCKS, GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten, merge
 from bnn_runner.config.overrides import Override, parse, render, to_text
 from bnn_runner.config.where_rules import SMALL, settings_where
@@ -124,6 +125,25 @@ def keys_of(catalogue: Catalogue, group: str, choices: dict[str, Any]) -> dict[s
     return tree
 
 
+def find(tree: dict[str, Any], dotted: str) -> tuple[Any, bool]:
+    """Returns the value of a dotted key, and whether it exists."""
+    value: Any = tree
+    for part in dotted.split("."):
+        if not isinstance(value, dict) or part not in value:
+            # A key with the default null or {} may hold any keys; the later check against the class decides.
+            return None, value is None or value == {}
+        value = value[part]
+    return value, True
+
+
+def has_key(catalogue: Catalogue, key: str, choices: dict[str, Any]) -> bool:
+    """Whether a dotted key exists with these choices; a user's own class may have any key."""
+    group, _, rest = key.partition(".")
+    if group not in catalogue.groups:
+        return True
+    return find(keys_of(catalogue, group, choices), rest)[1] or catalogue.is_open(group, choices.get(group))
+
+
 def _recommendation(catalogue: Catalogue, typed: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Recommended `choices` and `values` for this data set with this model, and notes."""
     data = typed.get("data")
@@ -175,15 +195,25 @@ def expand(overrides: Sequence[str], config_dirs: Sequence[Path | str] = ()) -> 
     its first value.
     """
     catalogue = Catalogue(config_dirs)
-    parsed = with_user_class([parse(text) for text in overrides])
+    parsed, problems = canonical(catalogue, with_user_class([parse(text) for text in overrides]))
+    if problems:
+        raise UserError(*problems)
     point = resolve(catalogue, [o.single(o.values[0]) if o.sweep else o for o in parsed])
     return expanded_at(catalogue, parsed, point)
 
 
 def expanded_at(catalogue: Catalogue, parsed: Sequence[Override], point: Resolved) -> Expanded:
     """Returns the overrides with those of an already resolved point added (see `expand`)."""
-    plain = [render(_as_hydra_checks(catalogue, o, point.choices)) for o in parsed]
-    return Expanded([o.text for o in parsed], [*plain, *point.additions], dict(point.choices), list(point.notes))
+    left_out = [o for o in parsed if o.optional and not has_key(catalogue, o.key, point.choices)]
+    applied = [replace(o, optional=False) for o in parsed if o not in left_out]
+    plain = [render(_as_hydra_checks(catalogue, o, point.choices)) for o in applied]
+    notes = [f"{o.text} has no effect: {_is_no_key(o.key, point.choices)}" for o in left_out]
+    return Expanded([o.text for o in parsed], [*plain, *point.additions], dict(point.choices), [*point.notes, *notes])
+
+
+def _is_no_key(key: str, choices: dict[str, Any]) -> str:
+    group = key.partition(".")[0]
+    return f"it is not a key of {group}={','.join(_names(choices.get(group))) or 'null'}"
 
 
 def with_user_class(parsed: Sequence[Override]) -> list[Override]:

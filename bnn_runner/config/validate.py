@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bnn_runner.config.canonical import canonical
 from bnn_runner.config.groups import GLOBAL_GROUPS, RECOMMENDED, Catalogue, flatten, merge
+from bnn_runner.config.key_checks import is_key_of_some, key_problems, where_it_exists
+from bnn_runner.config.optional_keys import without_mark
 from bnn_runner.config.overrides import UNKNOWN, Override, parse, quote
-from bnn_runner.config.recommend import Expanded, Resolved, expanded_at, keys_of, resolve, with_user_class
+from bnn_runner.config.recommend import Expanded, Resolved, expanded_at, find, keys_of, resolve, with_user_class
 from bnn_runner.config.schema import check_fields, show
-from bnn_runner.config.settings import COMPONENTS, EvalSettings, NoiseSettings, Settings, read_settings
+from bnn_runner.config.settings import EvalSettings, NoiseSettings, Settings, read_settings
 from bnn_runner.config.where_rules import SIZES, SMALL, has_size, settings_where
 from bnn_runner.errors import UserError, did_you_mean
 
@@ -62,7 +65,8 @@ def check(overrides: Sequence[str], config_dirs: Sequence[Path | str] = (), mult
             parsed.append(parse(text))
         except UserError as error:
             problems += [_bare_word(catalogue, text) or p for p in error.problems]
-    parsed = with_user_class(parsed)
+    parsed, new_problems = canonical(catalogue, with_user_class(parsed))
+    problems += new_problems
     hydra, ours = [o for o in parsed if _is_hydra(o)], [o for o in parsed if not _is_hydra(o)]
     problems += [_hydra_problem(o) for o in hydra if _hydra_problem(o)]
 
@@ -75,8 +79,14 @@ def check(overrides: Sequence[str], config_dirs: Sequence[Path | str] = (), mult
     problems += new_problems
     problems += [_sweep_problem(catalogue, o, points) for o in ours if o.sweep and not multirun]
     with_keys = [o for o in ours if o.key not in catalogue.groups and (multirun or not o.sweep)]
+    only_some = [o for o in with_keys if is_key_of_some(catalogue, o, points)]
     for override in [*experiment_sweeps, *with_keys]:
-        problems += _key_problems(catalogue, override, points)
+        new_problems = key_problems(catalogue, override, points)
+        if override in only_some[:1]:
+            new_problems[-1] += " " + where_it_exists(only_some, parsed, config_dirs, multirun)
+        problems += new_problems
+    if multirun and not any(o.key == "hydra/sweeper" for o in hydra):
+        problems += [_interval_problem(o) for o in ours if o.sweep and (o.raw or "").strip().startswith("interval(")]
     tree = _tree(catalogue, valid, points)
     problems += _setting_problems(tree)
     for override in ours:
@@ -85,6 +95,7 @@ def check(overrides: Sequence[str], config_dirs: Sequence[Path | str] = (), mult
                 problems += _setting_problems(_assign(tree, override.key, value)) if value is not UNKNOWN else []
     if problems:
         raise UserError(*dict.fromkeys(problems))
+    parsed = [without_mark(catalogue, o, points) for o in parsed]
     all_overrides = (*experiment_sweeps, *parsed)
     jobs = math.prod(len(o.values) for o in all_overrides if o.sweep)
     return Checked(catalogue, all_overrides, tuple(points), jobs, tree)
@@ -97,7 +108,20 @@ def _is_hydra(override: Override) -> bool:
 def _hydra_problem(override: Override) -> str:
     if override.key == "hydra.searchpath":
         return "hydra.searchpath is not supported. Add a folder of your own choices with --config-dir FOLDER."
+    if override.key == "hydra.mode":
+        return f"{override.text} is not supported. Write -m for a sweep, and nothing for a single run."
+    if override.optional:
+        return f"{override.text}: only a run's own keys can be set with ?=. Write {override.key}={override.raw}."
+    if override.prefix != "~" and ("/" in override.key or override.key == "hydra") and override.value is None:
+        return f"{override.text} chooses nothing. Remove it to use the default."
     return ""
+
+
+def _interval_problem(override: Override) -> str:
+    return (
+        f"{override.text}: a sweep runs every value, and an interval has no list of them. Write them with commas, or "
+        "search with hydra/sweeper=optuna and objective=val/marginal_loglik."
+    )
 
 
 def _bare_word(catalogue: Catalogue, text: str) -> str | None:
@@ -122,6 +146,10 @@ def _choice_problems(catalogue: Catalogue, override: Override) -> list[str]:
     group = override.key
     optional = group in GLOBAL_GROUPS or group == "metric"
     listed = ", ".join(catalogue.choices(group))
+    if override.optional:
+        return [f"{override.text}: {group} is a choice that every run has. Write {group}={override.raw}."]
+    if UNKNOWN in override.values and not override.sweep:
+        return [f"{group} must be one name; got {override.raw}, which is not known before the run. Choices: {listed}."]
     if override.prefix == "~":
         return [] if optional else [f"~{group} removes a required choice. Choose one: {listed}."]
     problems = []
@@ -141,14 +169,15 @@ def _sweep_problem(catalogue: Catalogue, override: Override, points: Sequence[Re
     group = override.key.split(".")[0]
     raw = (override.raw or "").strip()
     if override.key == "metric":
+        raw = ",".join(show(v) for v in override.values)
         return (
             f"{override.text} has several values, which makes a sweep. Write metric=[{raw}] to compute all of them in "
             "one run."
         )
-    default, _ = _find(catalogue.base, override.key) if group in catalogue.base else (None, False)
+    default, _ = find(catalogue.base, override.key) if group in catalogue.base else (None, False)
     for point in points[:1]:
         if group in catalogue.groups:
-            default, _ = _find(keys_of(catalogue, group, point.choices), override.key.partition(".")[2])
+            default, _ = find(keys_of(catalogue, group, point.choices), override.key.partition(".")[2])
     remedies = ["Add -m to run them all"]
     if isinstance(default, list):
         remedies.append(f"write {override.key}=[{raw}] for a list")
@@ -230,7 +259,9 @@ def _tree(catalogue: Catalogue, overrides: Sequence[Override], points: Sequence[
             if override.key.split(".")[0] in catalogue.base:
                 tree = _assign(tree, override.key, override.value)
     for override in overrides:
-        if override.key.split(".")[0] in catalogue.base and override.values and override.value is not UNKNOWN:
+        not_a_mapping = override.value is None and isinstance(catalogue.base.get(override.key), dict)
+        unknown = override.value is UNKNOWN or not_a_mapping or not override.values
+        if override.key.split(".")[0] in catalogue.base and not unknown:
             tree = _assign(tree, override.key, override.value)
     return tree
 
@@ -244,7 +275,7 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def _setting_problems(tree: dict[str, Any]) -> list[str]:
-    """Problems of top-level values; unknown keys are reported by `_key_problems`."""
+    """Problems of top-level values; unknown keys are reported by `key_problems`."""
     known = {k: v for k, v in tree.items() if k in Settings.__dataclass_fields__}
     if isinstance(known.get("eval"), dict):
         known["eval"] = {k: v for k, v in known["eval"].items() if k in EvalSettings.__dataclass_fields__}
@@ -253,91 +284,3 @@ def _setting_problems(tree: dict[str, Any]) -> list[str]:
     values = likelihood if isinstance(likelihood, dict) else {}
     noise = {k: v for k, v in values.items() if k in NoiseSettings.__dataclass_fields__}
     return problems + check_fields(NoiseSettings, noise, "likelihood.", "")[1]
-
-
-def _key_problems(catalogue: Catalogue, override: Override, points: Sequence[Resolved]) -> list[str]:
-    """Problems of a key that does not exist at every point, or whose value does not have the type of its default."""
-    key = override.key
-    group, _, rest = key.partition(".")
-    if override.prefix == "~":
-        return [f"{override.text} removes a required key. Set it to another value instead."]
-    if override.package and key not in catalogue.groups:
-        return [f"{override.text}: only groups take a package (@). Groups: {', '.join(catalogue.groups)}."]
-    if group not in catalogue.groups:
-        tree = catalogue.base
-        if key in tree or key in flatten(tree):
-            return []
-        return [_unknown_key(catalogue, key, points)]
-    if not rest:
-        return []
-    problems = []
-    for point in points:
-        leaves = keys_of(catalogue, group, point.choices)
-        default, exists = _find(leaves, rest)
-        if exists:
-            problems += _type_problem(override, default)
-        elif not override.prefix and not catalogue.is_open(group, point.choices.get(group)):
-            problems.append(_unknown_key(catalogue, key, [point]))
-    if override.prefix == "+" and points and all(_find(keys_of(catalogue, group, p.choices), rest)[1] for p in points):
-        problems.append(f"{override.text} adds a key that exists already. Remove the '+'.")
-    return list(dict.fromkeys(problems))
-
-
-def _find(tree: dict[str, Any], dotted: str) -> tuple[Any, bool]:
-    value: Any = tree
-    for part in dotted.split("."):
-        if not isinstance(value, dict) or part not in value:
-            # A key with the default null or {} may hold any keys; the later check against the class decides.
-            return None, value is None or value == {}
-        value = value[part]
-    return value, True
-
-
-def _unknown_key(catalogue: Catalogue, key: str, points: Sequence[Resolved]) -> str:
-    group, _, rest = key.partition(".")
-    known = list(flatten(catalogue.base))
-    for point in points:
-        for g in COMPONENTS:
-            known += [f"{g}.{k}" for k in flatten(keys_of(catalogue, g, point.choices)) if not k.endswith("_target_")]
-    known = list(dict.fromkeys(known))
-    same_group = [k for k in known if k.startswith(f"{group}.")]
-    near = did_you_mean(key, same_group) or did_you_mean(key, {*known, *catalogue.defaults, *catalogue.groups})
-    if not near:
-        same_name = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
-        near = f" Did you mean {' or '.join(same_name[:3])}?" if same_name else ""
-    if group in catalogue.groups and points:
-        choice = points[0].choices.get(group)
-        text = f"{key} is not a key of {group}={show(choice)}."
-        others = [c for c in catalogue.choices(group) if c != choice]
-        holders = [c for c in others if rest in flatten(keys_of(catalogue, group, {group: c}))]
-        if holders and group != "metric":
-            return f"{text} It is a key of {group}={', '.join(holders)}."
-        listed = f" Keys of {group}={show(choice)}: {', '.join(same_group) or 'none'}." if group != "metric" else ""
-        return text + (near or listed)
-    return f"{key} is not a key.{near}" + ("" if near else " See bnn-run --help.")
-
-
-def _type_problem(override: Override, default: Any) -> list[str]:
-    """Problems of values whose type differs from the YAML default's; a null default or value is not checked."""
-    problems = []
-    for value in override.values:
-        if value is UNKNOWN or value is None or default is None:
-            continue
-        expected = hint = ""
-        if isinstance(default, bool):
-            expected = "" if isinstance(value, bool) else "true or false"
-        elif isinstance(default, (int, float)):
-            fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-            fits = fits or value == "auto"
-            expected = "" if fits else "a whole number" if isinstance(default, int) else "a number"
-        elif isinstance(default, list):
-            expected = "" if isinstance(value, list) else "a list"
-            hint = f" Write {override.key}=[{show(value)}]."
-        elif isinstance(default, dict):
-            expected = "" if isinstance(value, dict) else "a mapping {key:value}"
-        elif isinstance(default, str) and default != "auto" and not isinstance(value, str):
-            expected = "text"
-            hint = f" Quote it twice to pass it as text: '{override.key}={quote(show(value))}'."
-        if expected:
-            problems.append(f"{override.key} must be {expected} (default {show(default)}); got {show(value)}.{hint}")
-    return problems

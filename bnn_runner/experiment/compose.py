@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,10 @@ def compose(overrides: Sequence[str], config_dir: Path | str | None = None) -> d
             return plain_tree(hydra_compose("config", overrides=[*overrides, *extra]))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(hydra_message(error)) from error
+    except Exception as error:
+        if not raised_by_hydra(error):
+            raise
+        raise UserError(hydra_message(error)) from error
     finally:
         GlobalHydra.instance().hydra = running
 
@@ -100,9 +105,19 @@ def plain_tree(composed: Any) -> dict[str, Any]:
     return {str(k): v for k, v in tree.items() if k != "hydra"}
 
 
+def raised_by_hydra(error: BaseException) -> bool:
+    """Whether an error of any kind comes from Hydra's own code, which checks some settings by plain exceptions."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").partition(".")[0] in ("hydra", "omegaconf")
+
+
 def hydra_message(error: BaseException) -> str:
     """Returns the message of an error of Hydra or OmegaConf and of its cause, in one paragraph."""
     parts = [str(error)]
+    if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        parts = [
+            f"Hydra could not read the command line ({type(error).__name__}: {error}). Compare it with bnn-run --help."
+        ]
     if error.__cause__ is not None and str(error.__cause__) not in parts[0]:
         parts.append(str(error.__cause__))
     return " ".join(" ".join(parts).split())

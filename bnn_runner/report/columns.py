@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bnn_runner.errors import UserError
+from bnn_runner.errors import UserError, close_matches
 
 
 @dataclass(frozen=True, order=True)
@@ -150,7 +149,7 @@ def select_columns(columns: Sequence[Column], wanted: str | None) -> list[Column
 def unknown(what: str, value: str, known: Iterable[str], option: str) -> str:
     """The message for an unknown name, with similar known ones."""
     known = sorted(known)
-    near = difflib.get_close_matches(value, known, n=3, cutoff=0.5)
+    near = close_matches(value, known, cutoff=0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     shown = ", ".join(known[:30]) + (", …" if len(known) > 30 else "")
     return f"Unknown {what} {value!r}.{hint} {option} must be one of: {shown}."

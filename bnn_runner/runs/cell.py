@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import math
-import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,12 +112,6 @@ def headline(scores: Sequence[Score]) -> dict[str, float]:
         if score.split == "test" and math.isfinite(score.value):
             values.setdefault(score.metric, score.value)
     return values
-
-
-def command_line(overrides: Sequence[str], config_dir: Path | str | None = None) -> str:
-    """Returns the shell command for a run with these overrides."""
-    words = ["bnn-run", *([] if config_dir is None else ["--config-dir", str(config_dir)]), *overrides]
-    return " ".join(w if re.fullmatch(r"[\w@%+=:,./-]+", w) else shlex.quote(w) for w in words)
 
 
 def write_description(cell: Cell, facts: Mapping[str, Any]) -> None:

@@ -10,9 +10,9 @@ import torch
 
 from bnn_runner.config.groups import flatten
 from bnn_runner.config.keys import RESULTS_VERSION, digest, list_of, metrics_digest
-from bnn_runner.config.overrides import parse
+from bnn_runner.config.overrides import command_line, parse
 from bnn_runner.experiment import Experiment
-from bnn_runner.runs.cell import Cell, command_line
+from bnn_runner.runs.cell import Cell
 from bnn_runner.runs.provenance import Stages
 from bnn_runner.runs.time_limit import Shortening
 from bnn_runner.runtime.console import Console, Progress

@@ -23,6 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from bnn_runner.config.keys import digest
+from bnn_runner.config.overrides import as_typed
 from bnn_runner.errors import UserError
 from bnn_runner.runtime.files import short_path
 from bnn_runner.sweeps.plan import LANE_KEYS, Plan
@@ -115,7 +116,8 @@ class StudySweeper(Sweeper):
     def _run(self, space: Space, batch: Sequence[tuple[int, dict[str, Any]]]) -> Plan:
         """Runs the unfinished jobs of these trials."""
         assert self.rounds is not None
-        plan = self.rounds.plan([point for _, params in batch for point in space.points(params)])
+        points = [point for _, params in batch for point in space.points(params)]
+        plan = self.rounds.plan(self.rounds.with_existing_keys(points))
         self.rounds.launch(plan)
         return plan
 
@@ -273,7 +275,7 @@ class Space:
     def command(self, params: Mapping[str, Any]) -> list[str]:
         """Returns the overrides of a trial as the user would type them."""
         overrides = [*self.fixed, *(f"{name}={value}" for name, value in params.items()), *self.averaged]
-        return [text.lstrip("+") for text in overrides]
+        return [as_typed(text) for text in overrides]
 
     def shown(self, params: Mapping[str, Any]) -> str:
         """Returns the values of a trial for messages."""
@@ -306,6 +308,8 @@ def read_space(parsed: Sequence[Override], distributions: Any) -> Space:
         name = typed.lstrip("+")
         if not override.is_sweep_override():
             fixed.append(text)
+        elif (shown := as_typed(text)) != text.lstrip("+"):
+            problems.append(f"{shown}: a search requires the key at every trial. Write {shown.replace('?=', '=', 1)}.")
         elif name in LANE_KEYS:
             if override.is_interval_sweep():
                 problems.append(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bnn_runner.config.groups import flatten
 from bnn_runner.config.keys import digest, metrics_digest, select
+from bnn_runner.config.overrides import as_typed
 from bnn_runner.config.run_config import RunConfig
 from bnn_runner.errors import UserError
 from bnn_runner.runs.status import facts_of, set_status, status_of
@@ -53,7 +54,7 @@ class Job:
     @property
     def shown(self) -> str:
         """The overrides as typed, for messages."""
-        return " ".join(text.lstrip("+") for text in self.overrides) or "the default"
+        return " ".join(map(as_typed, self.overrides)) or "the default"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from bnn_runner.config.groups import packaged_conf
+from bnn_runner.config.groups import Catalogue, packaged_conf
+from bnn_runner.config.optional_keys import without_missing_keys
+from bnn_runner.config.overrides import parse
 from bnn_runner.config.settings import anchor
 from bnn_runner.errors import UserError
 from bnn_runner.sweeps.plan import Job, Plan, make_plan
@@ -68,6 +70,15 @@ class Rounds:
         overrides = [*(f"{key}={value}" for key, value in params.items()), *arguments]
         overrides = [text for text in overrides if text.partition("=")[0].lstrip("+") not in SWEEP_SETTINGS]
         return OverridesParser.create(config_loader=self._loader).parse_overrides(overrides)
+
+    def with_existing_keys(self, points: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Returns the points with `key?=value` set where the key exists; prints where that is."""
+        catalogue = Catalogue([self.config_dir] if self.config_dir else [])
+        settled = [without_missing_keys(catalogue, point) for point in points]
+        for key in dict.fromkeys(o.key for point in points for text in point if (o := parse(text)).optional):
+            count = sum(any(text.startswith(f"{key}=") for text in point) for point in settled)
+            print(f"{key}?=: the key exists in {count} of {len(points)} jobs", file=sys.stderr)
+        return settled
 
     def plan(self, points: Sequence[Sequence[str]]) -> Plan:
         """Plans the jobs with these overrides."""

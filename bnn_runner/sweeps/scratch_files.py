@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bnn_runner.config.overrides import as_typed
 from bnn_runner.runtime.files import explain_write_error, write_json
 
 PLAN = "plan.json"
@@ -34,7 +35,7 @@ class Member:
 
     def identity(self) -> dict[str, Any]:
         """Returns the fields of an outcome that are known before the job runs."""
-        shown = " ".join(text.lstrip("+") for text in self.overrides) or "the default"
+        shown = " ".join(map(as_typed, self.overrides)) or "the default"
         return {"number": self.number, "overrides": shown, "cells": self.cells}
 
 

@@ -55,7 +55,8 @@ class CellSweeper(Sweeper):
             )
         parsed = self.rounds.parse(self.params, arguments)
         (points,) = BasicSweeper.split_arguments(parsed, None)
-        plan = self.rounds.plan(points)
+        settled = dict.fromkeys(map(tuple, self.rounds.with_existing_keys(points)))  # equal jobs once
+        plan = self.rounds.plan(list(settled))
         for line in plan.summary_lines():
             print(line, file=sys.stderr)
         self.rounds.launch(plan, self.max_batch_size)
