@@ -17,7 +17,7 @@ from bnn_runner.report.grouping import ABSENT
 from bnn_runner.report.paired import without_extra
 from bnn_runner.report.read_cells import ScoreRow
 from bnn_runner.report.section import Section
-from bnn_runner.report.tables import Entry, Row, Table, aggregate
+from bnn_runner.report.tables import BIASED, Entry, Row, Table, aggregate
 
 _LOGLIK = Column("marginal_loglik")
 _SIZE = "method.size"
@@ -42,6 +42,7 @@ def ensemble_equivalents(table: Table) -> Grid:
             blocks.setdefault(_block(row), []).append(row)
     lines: list[Line] = []
     notes: list[str] = []
+    flagged = False
     for rows in blocks.values():
         curve = _curve(rows)
         if len(curve) < 2:
@@ -64,9 +65,11 @@ def ensemble_equivalents(table: Table) -> Grid:
             key = row.group.key
             words = (key.data, key.model, key.method, *(row.extra[e] for e in table.extra), str(row.n))
             entries = tuple(
-                replace(aggregate([ScoreRow("dee", v)]), n=row.n) if math.isfinite(v) else None for v in values
+                replace(aggregate([ScoreRow("dee", v)]), n=row.n, marked=entry.marked) if math.isfinite(v) else None
+                for v in values
             )
             lines.append(Line(words, (entry, *entries), row.n))
+            flagged |= entry.marked
             if entry.mean > curve[largest].mean:
                 notes.append(
                     f"{row.name} is better than the largest ensemble ({largest}): its equivalent is a lower bound."
@@ -79,6 +82,8 @@ def ensemble_equivalents(table: Table) -> Grid:
             "are). "
             "Run for example: bnn-run -m method=ensemble method.size=2,3,5 eval.calibrate=temperature"
         )
+    if flagged:
+        notes.append(f"{BIASED}, and so is its equivalent.")
     names = ("data", "model", "method", *table.extra)
     heads = (f"{_LOGLIK.label} ↑", "ensemble equivalent ↑", "lower", "upper")
     note = " ".join(

@@ -2,44 +2,48 @@
 
 The published values, their sources and tolerances are in `published.csv`. Its columns: `status` V was read in the
 authors' files, V3 in a text of a third party, S in the talks; R is recalled without a source and never shown.
-`quantity` is a column key of a result table (`rmse`, `dyadic_loglik_tau10_kappa2`), `a / b` the ratio of two,
-`error_percent` 100 (1 − accuracy), `nll` minus the marginal log-likelihood, or `rate NAME`, a learned dropout rate.
-`case` has filters, as in `data.num_train=10`. `kind` says what `spread` is, `se` or `std` over the `n` seeds; `order`
-has methods in `value` (`ensemble > map`), from the larger quantity to the smaller; `elsewhere` marks a method that does
-not exist here.
+`quantity` is a name of `quantities`. `case` has filters, as in `data.num_train=10`. `kind` says what `spread` is, `se`
+or `std` over the `n` seeds; `order` has methods in `value` (`ensemble > map`), from the larger quantity to the smaller;
+`identity` is a relation that every run must fulfil, so that it reproduces nothing; `elsewhere` marks a method that does
+not exist here. `beside` names a smaller data set whose runs are shown next to the value, without a verdict.
 
-`tolerance` of |ours − published|: `2se` is 2 √(SE₁² + SE₂²), `2se+0.05` that and 0.05, `0.2x` a share of the
-published value, `0.05` itself; for an order, the amount by which it may be violated. A value without a tolerance is
-only for comparison: its settings differ.
+`tolerance` of |ours − published|: `3se` is three published standard errors, `1std` one published standard deviation
+over seeds, `0.2x` a share of the published value, `0.05` itself; of an order, the margin by which a step may be
+negative.
+`why` is its reason. Our own error never widens a tolerance: where it is larger than the tolerance, the verdict is
+"undecided". A value without a tolerance is only for comparison: its settings differ.
 """
 
 from __future__ import annotations
 
 import csv
-import itertools
-import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
 from bnn_runner.report.filters import Filter, field_text, parse_filters
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import Group, distinguishing_fields, group_cells
+from bnn_runner.report.orders import UNDECIDED, judge
+from bnn_runner.report.quantities import LINEAR, Quantity, by_seed
 from bnn_runner.report.read_cells import CellRecord, ScoreRow
 from bnn_runner.report.section import Request, Section
 from bnn_runner.report.selection import selected_cells
-from bnn_runner.report.tables import Entry, aggregate
+from bnn_runner.report.tables import BIASED, Entry, aggregate
 
 FILE = Path(__file__).with_name("published.csv")
 RECALLED = "R"
-_HIGHER = ("marginal_loglik", "accuracy")
-_DERIVED: dict[str, tuple[str, Callable[[float], float]]] = {
-    "error_percent": ("accuracy", lambda accuracy: 100 * (1 - accuracy)),
-    "nll": ("marginal_loglik", lambda loglik: -loglik),
+TAGS = {
+    "V": "read in the authors' files",
+    "V3": "read in a text of a third party",
+    "C": "computed from the authors' code",
+    "S": "from the talks",
 }
+OTHER_SIZE, FLAGGED, NO_VERDICT = "other size", "not converged", "—"
+_HIGHER = ("marginal_loglik", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Published:
     kind: str
     n: str
     tolerance: str
+    why: str = ""
+    beside: str = ""
 
     @property
     def shown(self) -> str:
@@ -66,9 +72,38 @@ class Published:
         return f"{self.value} ± {self.spread} ({self.kind})" if self.spread else self.value
 
     @property
+    def deviation(self) -> float:
+        """The published standard deviation over seeds; NaN where no spread was published."""
+        if not self.spread or self.kind not in ("se", "std"):
+            return math.nan
+        return float(self.spread) * (math.sqrt(float(self.n)) if self.kind == "se" else 1)
+
+    @property
+    def slack(self) -> float:
+        """The tolerance of a value as a number; NaN without one."""
+        if not self.tolerance or self.kind == "order":
+            return math.nan
+        if self.tolerance.endswith("se"):
+            return float(self.tolerance[:-2]) * self.deviation / math.sqrt(float(self.n))
+        if self.tolerance.endswith("std"):
+            return float(self.tolerance[:-3]) * self.deviation
+        if self.tolerance.endswith("x"):
+            return float(self.tolerance[:-1]) * abs(float(self.value))
+        return float(self.tolerance)
+
+    @property
+    def allowed(self) -> str:
+        """The tolerance with its reason, as it is shown."""
+        if not self.tolerance:
+            return NO_VERDICT
+        amount = self.tolerance if self.kind == "order" else f"± {self.slack:.2g}"
+        return f"{amount} ({self.why})"
+
+    @property
     def filters(self) -> list[Filter]:
         """The filters of the runs it is compared with."""
-        words = [f"{name}={value}" for name in ("data", "model") if (value := getattr(self, name))]
+        data = ",".join(filter(None, (self.data, self.beside)))
+        words = [f"{name}={value}" for name, value in (("data", data), ("model", self.model)) if value]
         words += [f"method={self.method}"] if self.method else []
         return parse_filters([*words, *self.case.split()], "The case")
 
@@ -96,9 +131,9 @@ def compare_with_published(cells: Sequence[CellRecord], experiment: str) -> Grid
     verdicts: list[str] = []
     for row in published(experiment):
         found = [g for g in groups if all(f.matches(_text(g, f.name)) for f in row.filters)]
-        compared: list[tuple[Line, str] | None]
+        compared: Sequence[tuple[Line, str] | None]
         if row.kind == "order":
-            compared = [_order(row, found)]
+            compared = _orders(row, found)
         elif row.kind == "elsewhere":
             compared = [_elsewhere(row)] if found else []
         elif rule:
@@ -110,36 +145,50 @@ def compare_with_published(cells: Sequence[CellRecord], experiment: str) -> Grid
             verdicts.append(verdict)
     if not lines:
         return None
-    heads = ("data", "model", "method", "setting", "quantity", "source", "verdict", "published", "n")
-    counts = [f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts) if v != "—"]
-    note = f"Verdicts by the tolerances of published.csv: {', '.join(counts) or 'none has one'}. {rule}".strip()
-    return Grid(f"{experiment}: compared with published values", heads, 7, ("ours",), tuple(lines), note)
+    heads = ("data", "model", "method", "setting", "quantity", "source", "verdict", "tolerance", "published", "n")
+    grid = Grid(f"{experiment}: compared with published values", heads, 8, ("ours",), tuple(lines))
+    return replace(grid, note=" ".join(_notes(grid, verdicts, rule)))
 
 
-def values(cells: Sequence[CellRecord], quantity: str) -> list[float]:
-    """A quantity of every cell that has it."""
-    found = [_value(c, quantity) for c in cells]
-    return [v for v in found if v is not None]
+def _notes(grid: Grid, verdicts: Sequence[str], rule: str) -> list[str]:
+    counts = [f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts) if v != NO_VERDICT]
+    notes = [f"Verdicts: {', '.join(counts) or 'none'}."]
+    if any(v in verdicts for v in ("within", "better", "WORSE", "DIFFERS", UNDECIDED)):
+        notes.append("A tolerance does not grow with our own error; where that is larger, the verdict is undecided.")
+    if any(v.startswith("order") for v in verdicts):
+        notes.append(
+            "Orders: each step by a paired t test at 5 %; the line has the step that is farthest from holding."
+        )
+    if any(v.lower().startswith("identity") for v in verdicts):
+        notes.append("An identity holds for every correct program and reproduces nothing.")
+    if FLAGGED in verdicts:
+        notes.append(f"{BIASED}, and is not judged.")
+    sources = "".join(line.words[5] for line in grid.lines)
+    notes += [f"[{tag}]: {meaning}." for tag, meaning in TAGS.items() if f"[{tag}]" in sources]
+    return [*notes, rule] if rule else notes
 
 
-def verdict(ours: Sequence[float], row: Published) -> str:
-    """within, better, WORSE or DIFFERS by the row's tolerance; a dash if it has none."""
-    if not row.tolerance:
-        return "—"
+def verdict(ours: Sequence[float], row: Published, own_error: float = math.nan) -> str:
+    """within, better, WORSE, DIFFERS or undecided by the row's tolerance; a dash if it has none.
+
+    Args:
+        ours: our values, by seed.
+        row: the published value.
+        own_error: our standard error where there is a single seed; over seeds it follows from the values.
+    """
+    slack = row.slack
+    if math.isnan(slack):
+        return NO_VERDICT
     theirs, mean = float(row.value), statistics.mean(ours)
-    if row.tolerance.startswith("2se"):
-        theirs_se = float(row.spread) / (math.sqrt(float(row.n)) if row.kind == "std" else 1)
-        own = statistics.stdev(ours) / math.sqrt(len(ours)) if len(ours) > 1 else 0.0
-        slack = 2 * math.hypot(theirs_se, own) + float(row.tolerance.removeprefix("2se") or 0)
-    elif row.tolerance.endswith("x"):
-        slack = float(row.tolerance[:-1]) * abs(theirs)
-    else:
-        slack = float(row.tolerance)
-    if abs(mean - theirs) <= slack + 1e-12:
-        return "within"
+    own = statistics.stdev(ours) / math.sqrt(len(ours)) if len(ours) > 1 else own_error
+    inside = abs(mean - theirs) <= slack + 1e-12
+    if row.kind == "identity":
+        return "identity holds" if inside else "IDENTITY BROKEN"
+    if inside:
+        return "within" if own <= slack else UNDECIDED
     if row.quantity in _HIGHER:
         return "better" if mean > theirs else "WORSE"
-    if row.quantity in ("rmse", "ece", *_DERIVED):
+    if row.quantity in ("rmse", "ece", *LINEAR):
         return "better" if mean < theirs else "WORSE"
     return "DIFFERS"
 
@@ -154,43 +203,74 @@ def outliers(ours: Sequence[float]) -> str:
 
 
 def _compared(row: Published, cells: Sequence[CellRecord], setting: str) -> tuple[Line, str] | None:
-    ours = values(cells, row.quantity)
-    if not ours:
+    found = list(by_seed(cells, row.quantity).values())
+    if not found:
         return None
-    judged = verdict(ours, row)
+    ours = [q.value for q in found]
+    if row.beside and all(c.data == row.beside for c in cells):
+        judged = OTHER_SIZE
+    elif any(q.flagged for q in found) and row.tolerance:
+        judged = FLAGGED
+    else:
+        judged = verdict(ours, row, found[0].measured.standard_error)
+    places = _one(cells, "data"), _one(cells, "model"), _one(cells, "method")
     words = judged + outliers(ours)
-    return _line(row, _one(cells, "model"), _one(cells, "method"), setting or row.case, words, row.shown, ours), judged
+    return _line(row, places, setting or row.case, words, row.allowed, row.shown, _entry(row, found)), judged
 
 
-def _order(row: Published, groups: Sequence[Group]) -> tuple[Line, str] | None:
-    """Whether the quantity decreases along the methods that have run; its line has the smallest step."""
+def _orders(row: Published, groups: Sequence[Group]) -> list[tuple[Line, str]]:
+    """Whether the quantity decreases along the methods that have run, for each data set and model."""
     names = [name.strip() for name in row.value.split(">")]
-    cells = [c for g in groups for c in g.done.values()]
-    of = {n: values([c for c in cells if c.method == n], row.quantity) for n in names}
-    there = [n for n in names if of[n]]
-    if len(there) < 2:
-        return None
-    steps = [statistics.mean(of[a]) - statistics.mean(of[b]) for a, b in itertools.pairwise(there)]
-    judged = "order holds" if min(steps) >= -float(row.tolerance or 0) else "ORDER DOES NOT HOLD"
-    kept = [c for c in cells if c.method in there]
-    words = f"smallest step{'' if there == names else ' of ' + ' > '.join(there)}"
-    return _line(row, _one(kept, "model"), "", words, judged, row.value, [min(steps)]), judged
+    blocks: dict[tuple[object, ...], list[Group]] = {}
+    for group in groups:
+        blocks.setdefault((group.key.data_key, group.key.model), []).append(group)
+    found = []
+    for block in blocks.values():
+        cells = {n: [c for g in block if g.key.method == n for c in g.done.values()] for n in names}
+        scores = {n: by_seed(own, row.quantity) for n, own in cells.items()}
+        measured = {n: {s: q.measured for s, q in of.items()} for n, of in scores.items()}
+        order = judge(measured, float(row.tolerance or 0))
+        if order is None:
+            continue
+        there = [c for n in order.names for c in cells[n]]
+        doubled = any(len({c.seed for c in cells[n]}) < len(cells[n]) for n in order.names)
+        flagged = any(q.flagged for n in order.names for q in scores[n].values())
+        judged = "several settings" if doubled else FLAGGED if flagged else f"order {order.verdict}"
+        weakest = order.weakest
+        step = weakest.difference
+        entry = Entry(step.mean, step.error, step.n, marked=flagged)
+        setting = f"step {weakest.names[0]} − {weakest.names[1]}"
+        places = _one(there, "data"), _one(there, "model"), ""
+        found.append((_line(row, places, setting, judged, row.allowed, row.value, entry), judged))
+    return found
 
 
 def _elsewhere(row: Published) -> tuple[Line, str]:
     shown = f"{row.value} ± {row.spread}" if row.spread else row.value
-    return Line(
-        (row.data, "", "", row.case, row.quantity, f"{row.source} [{row.status}]", "—", shown, ""), (None,), 0
-    ), "—"
+    return _line(row, (row.data, "", ""), row.case, NO_VERDICT, NO_VERDICT, shown, None), NO_VERDICT
+
+
+def _entry(row: Published, found: Sequence[Quantity]) -> Entry:
+    status = {False: "ok", True: FLAGGED}
+    error = [q.measured.standard_error or math.nan for q in found]
+    return aggregate(
+        [ScoreRow(row.quantity, q.value, e, status=status[q.flagged]) for q, e in zip(found, error, strict=True)]
+    )
 
 
 def _line(
-    row: Published, model: str, method: str, setting: str, judged: str, shown: str, ours: Sequence[float]
+    row: Published,
+    places: tuple[str, str, str],
+    setting: str,
+    judged: str,
+    allowed: str,
+    shown: str,
+    entry: Entry | None,
 ) -> Line:
-    entry: Entry = aggregate([ScoreRow(row.quantity, v) for v in ours])
+    n = entry.n if entry is not None else 0
     source = f"{row.source} [{row.status}]"
-    words = (row.data, model, method, setting, row.quantity, source, judged, shown, str(len(ours)))
-    return Line(words, (entry,), len(ours))
+    words = (*places, setting, row.quantity, source, judged, allowed, shown, str(n) if n else "")
+    return Line(words, (entry,), n)
 
 
 def _one(cells: Sequence[CellRecord], what: str) -> str:
@@ -200,19 +280,6 @@ def _one(cells: Sequence[CellRecord], what: str) -> str:
 def _text(group: Group, name: str) -> str | None:
     cells = [*group.done.values(), *group.others]
     return field_text(cells[0], name) if cells else None
-
-
-def _value(cell: CellRecord, quantity: str) -> float | None:
-    top, _, bottom = quantity.partition(" / ")
-    if bottom:
-        a, b = _value(cell, top), _value(cell, bottom)
-        return a / b if a is not None and b else None
-    if quantity.startswith("rate "):
-        report = json.loads((cell.path / "cell.json").read_text(encoding="utf-8"))["report"]
-        return report["rates"].get(quantity.removeprefix("rate "))
-    metric, change = _DERIVED.get(quantity, (quantity, float))
-    found = [s for column, s in cell.main_scores.items() if column.key == metric and s.status != "n/a"]
-    return change(found[0].value) if found else None
 
 
 COLUMNS = tuple(f.name for f in fields(Published))

@@ -20,6 +20,7 @@ from bnn_runner.report.read_cells import CellRecord, ScoreRow
 from bnn_runner.report.separation import Candidate, Outcome, compare, detectable, separated
 
 NOT_CONVERGED = "†"
+BIASED = f"{NOT_CONVERGED} not converged in the number of draws: the value is biased"
 SHORTENED = "‡"
 
 
@@ -242,7 +243,7 @@ def measured(cell: CellRecord, column: Column) -> Measured:
 def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[CellRecord]) -> list[str]:
     notes = []
     if any(e.marked for row in rows for e in row.entries.values()):
-        notes.append(f"{NOT_CONVERGED} not converged in the number of draws: the value is biased.")
+        notes.append(f"{BIASED}.")
     for row in rows:
         if row.group.key.shortened:
             notes.append(f"{SHORTENED} {row.name}: training was shortened by the time limit ({_shortening(row)}).")
