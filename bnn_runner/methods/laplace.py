@@ -21,6 +21,7 @@ from bnn_runner.laplace.evidence_point import Mode
 from bnn_runner.laplace.posterior import LinearisedLaplace, NetworkLaplace
 from bnn_runner.laplace.prior_family import family_problems
 from bnn_runner.laplace.select import select_precisions
+from bnn_runner.laplace.sources import sources
 from bnn_runner.laplace.validation_score import network_validation_scores, validation_scores
 from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
@@ -184,7 +185,7 @@ class Laplace:
             network_validation_scores if self.predict == "network" else validation_scores,
         )
         facts = {"structure": structure, "output_curvature": self.curvature, **selection.facts}
-        report = FitReport(facts, selection.notes, dict(repairs), spec.cites)
+        report = FitReport(facts, selection.notes, dict(repairs), (*spec.cites, *sources(facts)))
         if isinstance(curvature, Approximation):
             report = report.extended(*curvature.dropped(selection.searched))
         kind = NetworkLaplace if self.predict == "network" else LinearisedLaplace

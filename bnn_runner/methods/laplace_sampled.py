@@ -25,6 +25,7 @@ from bnn_runner.laplace.prior_family import noise_of
 from bnn_runner.laplace.sampled import SampledCurvature
 from bnn_runner.laplace.select import select_precisions
 from bnn_runner.laplace.solvers import ConjugateGradients, Descent, Objective, Solver
+from bnn_runner.laplace.sources import sources
 from bnn_runner.runtime.torch_state import true_float32
 from bnn_runner.tasks import Task, TaskSpec
 
@@ -210,7 +211,7 @@ class LaplaceSampled:
             "effective_dimension_standard_error": float(dimensions.std()) / self.samples**0.5,
             "passes_over_data": round(rows.passes, 1),
         }
-        report = FitReport(row, tuple(notes), dict(repairs))
+        report = FitReport(row, tuple(notes), dict(repairs), sources(row))
         treatment = basis.treatment | dict.fromkeys(jacobians.names, "full curvature, by sampling")
         return SampledLaplace(jacobians, selection.gaussian, network.likelihood, report, treatment)
 

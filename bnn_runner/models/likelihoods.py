@@ -150,6 +150,14 @@ def noise_advice(log_noise: Tensor | None) -> str:
     )
 
 
+SOURCES: dict[str, tuple[str, ...]] = {
+    "homoscedastic": (),
+    "mean_variance": ("nix1994", "seitzer2022"),
+    "natural": ("immer2023",),
+}
+"""The papers of each form of the noise, as keys of `runs/citations.bib`."""
+
+
 @dataclass(frozen=True)
 class NoiseRule:
     """How the regression noise is determined, for every method of a comparison.
@@ -164,6 +172,11 @@ class NoiseRule:
     noise: Literal["learned", "fixed", "residual"] = "learned"
     sigma: float | None = None
     form: Form = "homoscedastic"
+
+    @property
+    def cites(self) -> tuple[str, ...]:
+        """BibTeX keys of the form's papers."""
+        return SOURCES[self.form]
 
     def __post_init__(self) -> None:
         if self.form != "homoscedastic" and self.noise != "learned":

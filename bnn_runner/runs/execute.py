@@ -291,6 +291,8 @@ def _components(cell_run: CellRun) -> list[object]:
         experiment.augment,
         experiment.prior,
     ]
+    if cell_run.task.spec.kind == "regression":
+        used.append(experiment.noise)
     return [*used, *([experiment.hyper] if experiment.uses_hyper else []), *experiment.metrics.values()]
 
 

@@ -12,6 +12,8 @@ import bnn_runner.methods
 from bnn_runner.config.groups import GLOBAL_GROUPS
 from bnn_runner.curvature.structures import STRUCTURES
 from bnn_runner.experiment.components import locate
+from bnn_runner.laplace.sources import SCALE_INVARIANCE, sources
+from bnn_runner.models.likelihoods import SOURCES, NoiseRule
 from bnn_runner.runs.citations import FILE, bibliography, entries
 from tests.choices import CATALOGUE, METHODS, choices, make, target
 
@@ -30,7 +32,15 @@ def cited() -> dict[str, str]:
         found |= dict.fromkeys(keys(make(group, choice)), f"{group}={choice}")
     for structure, spec in STRUCTURES.items():
         found |= dict.fromkeys(spec.cites, f"structure {structure}")
+    found |= dict.fromkeys((key for keys in SOURCES.values() for key in keys), "likelihood.form")
+    found |= dict.fromkeys(SCALE_INVARIANCE, "method.mode=tangent")
     return found
+
+
+def test_runs_cite_what_they_use() -> None:
+    """Planted bugs: a form of the noise without its papers; the paper of v* in every run, or in none."""
+    assert keys(NoiseRule(form="natural")) == ("immer2023",) and not keys(NoiseRule())
+    assert sources({"mode": "tangent"}) == ("antoran2022",) and not sources({"mode": "network", "scale_invariant": []})
 
 
 def test_every_key_has_an_entry_and_every_entry_is_cited() -> None:
