@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bnn_runner.report.differences import FEWEST, Difference, Measured, difference
+from bnn_runner.report.grouping import Group, distinguishing_fields
 from bnn_runner.report.separation import LEVEL
 from bnn_runner.report.student import quantile
 
@@ -68,3 +69,21 @@ def judge(scores: Mapping[str, Mapping[int, Measured]], margin: float = 0.0) -> 
     else:
         verdict = UNDECIDED
     return Order(names, tuple(steps), verdict)
+
+
+def alternatives(groups: Mapping[str, Sequence[Group]]) -> list[tuple[str, dict[str, Group]]]:
+    """One row for each method, in every way that their settings allow, each with the settings in words.
+
+    A method with one row takes part in all of them. Of several methods with several rows, those with the same settings
+    belong together: with two rules for the prior, each Laplace by `grid` is compared with the other one by `grid`.
+    """
+    own: dict[str, dict[str, Group]] = {}
+    for method, rows in groups.items():
+        fields = distinguishing_fields(rows)
+        texts = (" ".join(f"{name}={texts[i]}" for name, texts in fields.items()) for i in range(len(rows)))
+        own[method] = dict(zip(texts, rows, strict=True))
+    single = {m: next(iter(rows.values())) for m, rows in own.items() if len(rows) == 1}
+    settings = dict.fromkeys(text for rows in own.values() if len(rows) > 1 for text in rows)
+    if not settings:
+        return [("", single)]
+    return [(text, single | {m: rows[text] for m, rows in own.items() if text in rows}) for text in settings]

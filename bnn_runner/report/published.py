@@ -27,7 +27,7 @@ from pathlib import Path
 from bnn_runner.report.filters import Filter, field_text, parse_filters
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import Group, distinguishing_fields, group_cells
-from bnn_runner.report.orders import UNDECIDED, judge
+from bnn_runner.report.orders import UNDECIDED, alternatives, judge
 from bnn_runner.report.quantities import LINEAR, Quantity, by_seed
 from bnn_runner.report.read_cells import CellRecord, ScoreRow
 from bnn_runner.report.section import Request, Section
@@ -226,22 +226,22 @@ def _orders(row: Published, groups: Sequence[Group]) -> list[tuple[Line, str]]:
         blocks.setdefault((group.key.data_key, group.key.model), []).append(group)
     found = []
     for block in blocks.values():
-        cells = {n: [c for g in block if g.key.method == n for c in g.done.values()] for n in names}
-        scores = {n: by_seed(own, row.quantity) for n, own in cells.items()}
-        measured = {n: {s: q.measured for s, q in of.items()} for n, of in scores.items()}
-        order = judge(measured, float(row.tolerance or 0))
-        if order is None:
-            continue
-        there = [c for n in order.names for c in cells[n]]
-        doubled = any(len({c.seed for c in cells[n]}) < len(cells[n]) for n in order.names)
-        flagged = any(q.flagged for n in order.names for q in scores[n].values())
-        judged = "several settings" if doubled else FLAGGED if flagged else f"order {order.verdict}"
-        weakest = order.weakest
-        step = weakest.difference
-        entry = Entry(step.mean, step.error, step.n, marked=flagged)
-        setting = f"step {weakest.names[0]} − {weakest.names[1]}"
-        places = _one(there, "data"), _one(there, "model"), ""
-        found.append((_line(row, places, setting, judged, row.allowed, row.value, entry), judged))
+        own = {n: [g for g in block if g.key.method == n and g.done] for n in names}
+        for setting, chosen in alternatives({n: rows for n, rows in own.items() if rows}):
+            scores = {n: by_seed(list(chosen[n].done.values()), row.quantity) for n in names if n in chosen}
+            measured = {n: {s: q.measured for s, q in of.items()} for n, of in scores.items()}
+            order = judge(measured, float(row.tolerance or 0))
+            if order is None:
+                continue
+            flagged = any(q.flagged for n in order.names for q in scores[n].values())
+            judged = FLAGGED if flagged else f"order {order.verdict}"
+            weakest = order.weakest
+            step = weakest.difference
+            entry = Entry(step.mean, step.error, step.n, marked=flagged)
+            words = f"{setting} step {weakest.names[0]} − {weakest.names[1]}".strip()
+            key = chosen[order.names[0]].key
+            line = _line(row, (key.data, key.model, ""), words, judged, row.allowed, row.value, entry)
+            found.append((line, judged))
     return found
 
 

@@ -196,3 +196,24 @@ def test_the_file_is_whole():
         assert all(m.strip() in catalogue.choices("method") for m in row.value.split(">")) or row.kind != "order", row
     shown = [r for e in {r.experiment for r in rows} for r in published(e)]
     assert len(shown) == sum(r.status != "R" for r in rows), "a value recalled without a source is never shown"
+
+
+def test_two_settings_of_a_method_are_judged_apart(write_cell, values):
+    """Planted bug: the two rows of a method, by evidence and by grid, averaged or paired crosswise."""
+    for seed in range(3):
+        for rule, shift in (("evidence", -1.0), ("grid", 1.0)):
+            for place, method in enumerate(("laplace_full", "laplace_kfac")):
+                score = {"metric": "rmse", "value": shift + 0.01 * seed + 0.5 * place, "standard_error": 0.01}
+                code = f"{place}{'eg'.index(rule[0])}00abcd"
+                write_cell(method, seed, [score], data="d", choices={"hyper": rule}, hash8=code)
+        write_cell("ensemble", seed, [{"metric": "rmse", "value": 0.0, "standard_error": 0.01}], data="d")
+    order = dataclasses.replace(ROW, method="", kind="order", value="laplace_full > ensemble", tolerance="", why="")
+    values(order, dataclasses.replace(order, value="laplace_kfac > laplace_full"))
+    grid = compare_with_published(find_cells(write_cell.outputs), "e")
+    assert grid is not None
+    assert [(line.words[3], line.words[6]) for line in grid.lines] == [
+        ("hyper=evidence step laplace_full − ensemble", "order does not hold"),
+        ("hyper=grid step laplace_full − ensemble", "order holds"),
+        ("hyper=evidence step laplace_kfac − laplace_full", "order holds"),
+        ("hyper=grid step laplace_kfac − laplace_full", "order holds"),
+    ]
