@@ -15,6 +15,7 @@ from bnn_runner.report.columns import unknown
 from bnn_runner.report.commands import missing_commands
 from bnn_runner.report.filters import Filter, parse_filters, select
 from bnn_runner.report.grid import to_csv as grids_to_csv
+from bnn_runner.report.grid import without_empty
 from bnn_runner.report.page import to_html
 from bnn_runner.report.parallel_draw import draw_in_parallel
 from bnn_runner.report.read_cells import CellRecord, find_cells
@@ -72,7 +73,7 @@ def report(arguments: argparse.Namespace) -> list[Path]:
     table = replace(table, notes=[*table.notes, *selections])
     requests = _requests(table, cells, filters, arguments)
     page, commands = _main_tables(table, arguments), missing_commands(table)
-    added = [grid for section, request in requests for grid in section.tables(request)]
+    added = [without_empty(grid) for section, request in requests for grid in section.tables(request)]
     page = replace(page, grids=(*page.grids, *added))
     folder, name = arguments.output_dir / "results", arguments.name
     pictures: list[Path] = []

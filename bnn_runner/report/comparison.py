@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bnn_runner.report import style
 from bnn_runner.report.columns import Column
 from bnn_runner.report.looks import Look, identity, looks
+from bnn_runner.report.scatter import error_of
 from bnn_runner.report.tables import Entry, Row, Table
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _dots(ax: Axes, rows: Sequence[Row], column: Column, labels: Sequence[str] |
         if entry is None or not entry.n or not math.isfinite(entry.mean):
             ax.text(0.5, i, _word(entry), transform=ax.get_yaxis_transform(), fontsize=8, ha="center", va="center")
             continue
-        error = entry.standard_error if math.isfinite(entry.standard_error) else 0.0
+        error = error_of(entry)
         tone, shape = look[i].colour, look[i].marker
         face = "white" if entry.marked else tone
         bars.append((entry.mean - error, entry.mean + error, i, tone))

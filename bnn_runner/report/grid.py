@@ -1,4 +1,4 @@
-"""A table for output: words on the left, entries on the right; in CSV, Markdown, LaTeX and HTML."""
+"""A table for output: words on the left, entries on the right; in CSV, Markdown and HTML (LaTeX: `latex`)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ import html
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bnn_runner.report.numbers import Summary, entry_text
 from bnn_runner.report.tables import Entry
-
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$", "—": "---", "−": "$-$", "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$", "κ": r"$\kappa$", "τ": r"$\tau$", "≥": r"$\geq$", "≤": r"$\leq$", "…": r"\ldots{}",
-    "²": r"$^2$", "√": r"$\sqrt{}$",
-}  # fmt: skip
-
 
 DIFFERS = "*"
 
@@ -84,57 +75,61 @@ def markdown(grid: Grid, titled: bool) -> str:
     return "\n".join(title + body + note)
 
 
-def escape_latex(text: str) -> str:
-    """Text with LaTeX's special characters escaped; newlines become spaces."""
-    return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
-
-
-def latex(grid: Grid) -> str:
-    r"""One `tabular` for \usepackage{booktabs}; a rule where the first word changes, the note as a comment."""
-    out = [f"% {grid.title}; needs \\usepackage{{booktabs}}"]
-    out += [f"\\begin{{tabular}}{{{'l' * grid.left + 'r' * (len(grid.head) - grid.left)}}}", "\\toprule"]
-    out += [" & ".join(map(escape_latex, grid.head)) + r" \\", "\\midrule"]
-    firsts = [line.words[0] for line in grid.lines]
-    grouped = len(set(firsts)) < len(firsts)
-    for place, line in enumerate(grid.lines):
-        if grouped and place and firsts[place] != firsts[place - 1]:
-            out.append("\\midrule")
-        texts = [_latex_entry(t, j >= grid.left) for j, t in enumerate(line.texts(grid.summary))]
-        out.append(" & ".join(f"\\textbf{{{t}}}" if grid.bold(line, j) else t for j, t in enumerate(texts)) + r" \\")
-    out += ["\\bottomrule", "\\end{tabular}"]
-    return "\n".join([*out, f"% {' '.join(grid.note.split())}"] if grid.note else out)
-
-
-def _latex_entry(text: str, is_number: bool) -> str:
-    escaped = escape_latex(text)
-    # A hyphen before a digit is a minus sign, which LaTeX must set in math mode.
-    return "$-$" + escaped[1:] if is_number and text.startswith("-") else escaped
+def without_empty(grid: Grid) -> Grid:
+    """The table without columns in which no line has a number; its note names them."""
+    kept = [j for j in range(len(grid.heads)) if any((e := line.entries[j]) is not None and e.n for line in grid.lines)]
+    if len(kept) == len(grid.heads) or not kept:
+        return grid
+    places = {j: place for place, j in enumerate(kept)}
+    lines = tuple(
+        replace(
+            line,
+            entries=tuple(line.entries[j] for j in kept),
+            best=frozenset(places[j] for j in line.best if j in places),
+            starred=frozenset(places[j] for j in line.starred if j in places),
+        )
+        for line in grid.lines
+    )
+    left_out = ", ".join(head for j, head in enumerate(grid.heads) if j not in places)
+    note = " ".join(filter(None, [grid.note, f"Left out, because no line has a number: {left_out}."]))
+    return replace(grid, heads=tuple(grid.heads[j] for j in kept), lines=lines, note=note)
 
 
 def html_table(grid: Grid) -> str:
     """A `<table>` whose cells sort by the number behind an entry, not by its text."""
-    out = ["<table>", f"<caption>{html.escape(grid.title)}</caption>", "<thead><tr>"]
-    for j, text in enumerate(grid.head):
-        side = "" if j < grid.left else ' class="r"'
-        out.append(f'<th{side} scope="col" tabindex="0">{html.escape(text)}</th>')
+    main = grid.words.index("method") if "method" in grid.words[: grid.left] else 0
+    kinds = [_classes(j, grid.left, main) for j in range(len(grid.head))]
+    out = ['<div class="table"><table>', f"<caption>{html.escape(grid.title)}</caption>", "<thead><tr>"]
+    for text, kind in zip(grid.head, kinds, strict=True):
+        first = ' data-first="descending"' if text.endswith("↑") else ""
+        out.append(f'<th{kind}{first} scope="col" tabindex="0">{html.escape(text)}</th>')
     out.append("</tr></thead><tbody>")
     for line in grid.lines:
         texts = line.texts(grid.summary)
         out.append("<tr>")
-        for j, text in enumerate(texts):
-            entry = line.entries[j - len(grid.words)] if j >= len(grid.words) else None
-            value = "" if entry is None else f' data-value="{_sorted_by(entry, grid.summary)}"'
-            side = "" if j < grid.left else ' class="r"'
+        for j, (text, kind) in enumerate(zip(texts, kinds, strict=True)):
+            value = ""
+            if j >= len(grid.words):
+                value = f' data-value="{_sorted_by(line.entries[j - len(grid.words)], grid.summary)}"'
             shown = html.escape(text)
-            out.append(f"<td{side}{value}>{f'<b>{shown}</b>' if grid.bold(line, j) else shown}</td>")
+            out.append(f"<td{kind}{value}>{f'<b>{shown}</b>' if grid.bold(line, j) else shown}</td>")
         out.append("</tr>")
-    out.append("</tbody></table>")
+    out.append("</tbody></table></div>")
     if grid.note:
         out.append(f"<p>{html.escape(grid.note)}</p>")
     return "\n".join(out)
 
 
-def _sorted_by(entry: Entry, summary: Summary) -> str:
+def _classes(j: int, left: int, main: int) -> str:
+    """The classes of a column: r (right-aligned), k (words, which may stay in view), m (those that always do)."""
+    if j >= left:
+        return ' class="r"'
+    return ' class="k m"' if j == main else ' class="k"'
+
+
+def _sorted_by(entry: Entry | None, summary: Summary) -> str:
+    if entry is None:
+        return ""
     value = entry.quartiles[1] if summary == "median" else entry.mean
     return repr(value) if entry.n and math.isfinite(value) else ""
 

@@ -17,8 +17,8 @@ def number(mean: float, error: float = math.nan) -> str:
         return "NaN" if math.isnan(mean) else f"{mean}"
     if not math.isfinite(error):
         return _plain(mean, 4)
-    if error <= 1e-12 * abs(mean):  # rounding of equal numbers
-        return f"{_plain(mean, 4)} ± 0"
+    if error <= 1e-12 * abs(mean):  # equal numbers, up to rounding: no error is known
+        return _plain(mean, 4)
     if max(abs(mean), error) >= 1e6 or error < 1e-6:
         return f"{mean:.4g} ± {error:.2g}"
     places = max(0, 1 - math.floor(math.log10(error)))

@@ -9,33 +9,69 @@ from pathlib import Path
 
 from bnn_runner.report.grid import html_table
 from bnn_runner.report.render import Report
+from bnn_runner.report.style import DOTS_PER_INCH
 
+_PIXELS_PER_INCH = 96  # of CSS
 _MOST_BYTES = 10_000_000  # for the figures of single runs
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; color: #1c1c1c; }
-table { border-collapse: collapse; margin: 1.5rem 0; display: block; overflow-x: auto; }
+.table, .figure { overflow-x: auto; margin: 1.5rem 0; }
+.figure img { display: block; max-width: none; }
+table { border-collapse: separate; border-spacing: 0; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 th, td { padding: .25rem .7rem; text-align: left; white-space: nowrap; border-bottom: 1px solid #e4e4e4; }
-th { border-bottom: 2px solid #808080; cursor: pointer; }
+th { border-bottom: 2px solid #808080; cursor: pointer; vertical-align: bottom; white-space: normal; }
+th.r { max-width: 8.5rem; }
 th:hover, th:focus { background: #f0f4f8; }
 th[aria-sort=ascending]::after { content: " \\25B2"; }
 th[aria-sort=descending]::after { content: " \\25BC"; }
 .r { text-align: right; font-variant-numeric: tabular-nums; }
-tbody tr:hover { background: #f7f7f7; }
-img { max-width: 100%; }
+.m { position: sticky; left: 0; z-index: 1; background: #ffffff; border-right: 1px solid #c0c0c0; }
+tbody tr:hover td { background: #f7f7f7; }
 pre { background: #f7f7f7; padding: .7rem; overflow-x: auto; }
+li, p, footer { overflow-wrap: anywhere; }
 footer { color: #666; font-size: .9em; margin-top: 2rem; }
+@media (max-width: 700px) {
+  body { margin: 1rem auto; padding: 0 .6rem; }
+  th, td { padding: .25rem .45rem; }
+  .k:not(.m) { max-width: 11rem; white-space: normal; overflow-wrap: break-word; }
+}
 """
 
-# Empty numbers come last in both directions; equal ones keep their order.
+# The columns of words stay in view where they leave room for the numbers; else only the method does. Empty numbers come
+# last in both directions; equal ones keep their order. The first click on a score sorts the best first.
 _SCRIPT = """
+const freeze = () => {
+  for (const box of document.querySelectorAll('.table')) {
+    const heads = Array.from(box.querySelectorAll('th.k'));
+    const wide = heads.reduce((sum, th) => sum + th.offsetWidth, 0);
+    const all = wide <= 0.5 * box.clientWidth;
+    let left = 0;
+    for (const th of heads) {
+      const stays = all || th.classList.contains('m');
+      const column = th.cellIndex, at = all ? left : 0;
+      left += th.offsetWidth;
+      for (const row of box.querySelector('table').rows) {
+        const style = row.cells[column].style;
+        style.position = stays ? 'sticky' : 'static';
+        style.left = stays ? at + 'px' : '';
+        style.zIndex = stays ? 1 : '';
+        style.backgroundColor = stays ? 'white' : '';
+      }
+    }
+  }
+};
+freeze();
+window.addEventListener('resize', freeze);
 for (const th of document.querySelectorAll('th')) {
   const sort = () => {
     const table = th.closest('table'), body = table.tBodies[0];
-    const column = th.cellIndex, up = th.getAttribute('aria-sort') !== 'ascending';
-    for (const other of table.querySelectorAll('th')) other.removeAttribute('aria-sort');
-    th.setAttribute('aria-sort', up ? 'ascending' : 'descending');
+    const first = th.dataset.first || 'ascending', other = first === 'ascending' ? 'descending' : 'ascending';
+    const column = th.cellIndex, next = th.getAttribute('aria-sort') === first ? other : first;
+    const up = next === 'ascending';
+    for (const one of table.querySelectorAll('th')) one.removeAttribute('aria-sort');
+    th.setAttribute('aria-sort', next);
     const value = row => {
       const cell = row.cells[column];
       return cell.dataset.value === undefined ? cell.textContent : cell.dataset.value;
@@ -109,5 +145,10 @@ def _folded(runs: Mapping[str, Sequence[Path]]) -> list[str]:
 
 
 def _image(picture: Path) -> str:
-    data = base64.b64encode(picture.read_bytes()).decode("ascii")
-    return f'<p><img alt="{html.escape(picture.stem)}" src="data:image/png;base64,{data}"></p>'
+    """The picture at its own size, at which its text is readable; a narrow window scrolls it."""
+    content = picture.read_bytes()
+    pixels = int.from_bytes(content[16:20], "big")  # of a PNG: its width is at this place
+    width = round(pixels / DOTS_PER_INCH * _PIXELS_PER_INCH)
+    data = base64.b64encode(content).decode("ascii")
+    source = f"data:image/png;base64,{data}"
+    return f'<div class="figure"><img alt="{html.escape(picture.stem)}" width="{width}" src="{source}"></div>'

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from bnn_runner.report.columns import Column
 from bnn_runner.report.differences import FEWEST
 from bnn_runner.report.epochs import NOTE, epochs_text, shows_epochs
-from bnn_runner.report.grid import Grid, Line, latex, markdown
+from bnn_runner.report.grid import Grid, Line, markdown, without_empty
+from bnn_runner.report.latex import latex
 from bnn_runner.report.numbers import Summary
 from bnn_runner.report.tables import SHORTENED, Row, Table
 
@@ -41,7 +42,7 @@ def report_of(table: Table, summary: Summary = "mean") -> Report:
     for kind in kinds:
         places = [i for i, row in enumerate(table.rows) if row.kind == kind]
         columns = [c for c in table.columns if any(c in table.rows[i].entries for i in places)]
-        grids.append(_grid(table, kind or "not finished", places, columns, summary))
+        grids.append(without_empty(_grid(table, kind or "not finished", places, columns, summary)))
     return Report(tuple(grids), legend_of(table, summary), tuple(table.notes), table.provenance)
 
 
@@ -151,6 +152,6 @@ def to_markdown(report: Report) -> str:
 
 
 def to_latex(report: Report) -> str:
-    """Each grid as a `tabular`; notes as comments, for the caption."""
+    """Each grid as one `tabular` or several; notes as comments, for the caption."""
     comments = [f"% {' '.join(line.split())}" for line in (report.legend, *report.notes, report.provenance)]
     return "\n\n".join(map(latex, report.grids)) + "\n\n" + "\n".join(comments) + "\n"

@@ -93,5 +93,6 @@ def row_label(row: Row) -> str:
 
 
 def error_of(entry: Entry) -> float:
-    """The standard error of an entry; 0 if it has none, which draws no bar."""
-    return entry.standard_error if math.isfinite(entry.standard_error) else 0.0
+    """The standard error of an entry (of one seed: over its test points); 0, which draws no bar, if none is known."""
+    known = (e for e in (entry.standard_error, entry.points_error) if math.isfinite(e))
+    return next(known, 0.0)

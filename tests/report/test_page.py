@@ -1,5 +1,7 @@
 """The HTML page: whole in one file, and sorted by a click in a real browser."""
 
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -52,25 +54,63 @@ def test_the_page_needs_no_other_file(page):
     assert [r[2] for r in found.rows[1:] if r] == ["map", "ensemble", "laplace", "sgld", "swag", "swag_diag"]
 
 
+def in_browser(text, tmp_path, script, width=1400):
+    """The page after a script has run in it, at a width of the window."""
+    file = tmp_path / f"page{width}{len(script)}.html"
+    file.write_text(text.replace("</body>", f"<script>{script}</script></body>"))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += [f"--window-size={width},900", "--enable-logging=stderr", "--v=0", "--dump-dom", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr, re.findall(r".*CONSOLE.*", done.stderr)
+    return done.stdout
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path")
 def test_a_click_sorts_the_table_without_error_or_request(page, tmp_path):
-    """Planted bugs: 12 before 2 (sorted as text); NaN first; a script error; a request."""
-    column = next(i for i, t in enumerate(Page(page.read_text()).rows[0]) if t.startswith("rmse"))
-    clicks = f"<script>document.querySelectorAll('th')[{column}].click();</script>"
-    once, twice = tmp_path / "once.html", tmp_path / "twice.html"
-    once.write_text(page.read_text().replace("</body>", f"{clicks}</body>"))
-    twice.write_text(page.read_text().replace("</body>", f"{clicks}{clicks}</body>"))
+    """Planted bugs: 12 before 2 (sorted as text); NaN first; the worst first; a script error; a request."""
+    heads = Page(page.read_text()).rows[0]
+    rmse, joint = (
+        next(i for i, t in enumerate(heads) if t.startswith(word)) for word in ("rmse", "joint_loglik tau=10")
+    )
     orders = []
-    for file in (once, twice):
-        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-        command += ["--enable-logging=stderr", "--v=0", "--dump-dom", file.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        assert "CONSOLE" not in done.stderr, re.findall(r".*CONSOLE.*", done.stderr)
-        orders.append([r[2] for r in Page(done.stdout).rows[1:] if r])
+    for column, clicks in ((rmse, 1), (rmse, 2), (joint, 1)):
+        script = f"document.querySelectorAll('th')[{column}].click();" * clicks
+        orders.append([r[2] for r in Page(in_browser(page.read_text(), tmp_path, script)).rows[1:] if r])
     assert orders == [
         ["laplace", "ensemble", "map", "swag_diag", "swag", "sgld"],
         ["swag", "swag_diag", "map", "ensemble", "laplace", "sgld"],
+        ["laplace", "ensemble", "map", "sgld", "swag", "swag_diag"],
     ]
+
+
+MEASURE = """
+const box = document.querySelector('.table'), row = box.querySelector('tbody tr');
+box.scrollLeft = 10000;
+const cell = row.querySelector('.m').getBoundingClientRect(), frame = box.getBoundingClientRect();
+const text = document.createRange();
+text.selectNodeContents(row.querySelector('.m'));
+const out = {
+  page: document.documentElement.scrollWidth, window: window.innerWidth,
+  scrolled: box.scrollLeft, method: cell.left - frame.left, seen: text.getBoundingClientRect().right - frame.left,
+  frame: frame.width, head: box.querySelectorAll('th')[4].offsetHeight, line: row.offsetHeight,
+  letters: parseFloat(getComputedStyle(row.cells[0]).fontSize),
+  picture: document.querySelector('img').getBoundingClientRect().width,
+  natural: document.querySelector('img').naturalWidth * 96 / 150,
+};
+document.body.dataset.measured = JSON.stringify(out);
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path")
+@pytest.mark.parametrize("width", [500, 1400])
+def test_the_page_is_readable_in_a_narrow_and_a_wide_window(page, tmp_path, width):
+    """Planted bugs: a page that scrolls sideways; heads on one line; methods that scroll out of view; small figures."""
+    found = in_browser(page.read_text(), tmp_path, MEASURE, width)
+    seen = json.loads(html.unescape(re.search(r'data-measured="([^"]*)"', found)[1]))
+    assert abs(seen["window"] - width) <= 20 and seen["page"] <= seen["window"]
+    assert seen["letters"] >= 13 and seen["picture"] == pytest.approx(seen["natural"], abs=1)
+    assert seen["method"] >= -1 and seen["seen"] <= seen["frame"] and seen["head"] > 1.5 * seen["line"]
+    assert seen["scrolled"] > 0 or width > 500
 
 
 def test_figures_of_runs_are_folded_into_the_page(nine_cells):
