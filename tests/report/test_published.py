@@ -205,7 +205,8 @@ def test_two_settings_of_a_method_are_judged_apart(write_cell, values):
             for place, method in enumerate(("laplace_full", "laplace_kfac")):
                 score = {"metric": "rmse", "value": shift + 0.01 * seed + 0.5 * place, "standard_error": 0.01}
                 code = f"{place}{'eg'.index(rule[0])}00abcd"
-                write_cell(method, seed, [score], data="d", choices={"hyper": rule}, hash8=code)
+                named = {"choices": {"hyper": rule}, "config": {"hyper._target_": rule}}
+                write_cell(method, seed, [score], data="d", hash8=code, **named)
         write_cell("ensemble", seed, [{"metric": "rmse", "value": 0.0, "standard_error": 0.01}], data="d")
     order = dataclasses.replace(ROW, method="", kind="order", value="laplace_full > ensemble", tolerance="", why="")
     values(order, dataclasses.replace(order, value="laplace_kfac > laplace_full"))
