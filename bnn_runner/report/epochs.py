@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from bnn_runner.report.grouping import ABSENT
+from bnn_runner.report.grouping import ABSENT, Group
 from bnn_runner.report.read_cells import CellRecord
-from bnn_runner.report.tables import Row
 
 NOTE = "epochs: number of networks × (epochs of their training + epochs of the method's own fit)."
+SCHEDULED = "schedule.epochs"
 
 
-def epochs_text(row: Row) -> str:
+def epochs_text(group: Group) -> str:
     """`10`; `5 × 10` for five networks; `5 + 5` where the method trains or samples further; a dash if unknown."""
-    texts = {_of_cell(cell) for cell in row.group.done.values()}
+    texts = {_of_cell(cell) for cell in group.done.values()}
     return "/".join(sorted(texts)) or ABSENT
 
 
-def shows_epochs(rows: Sequence[Row]) -> bool:
-    """Whether the rows differ in their epochs and some method trains further, so that a reader must see by how much."""
-    further = any(cell.epochs.get("own") for row in rows for cell in row.group.done.values())
-    return further and len({epochs_text(row) for row in rows}) > 1
+def shows_epochs(groups: Sequence[Group]) -> bool:
+    """Whether rows differ in their epochs and some method trains further, so that a reader must see by how much."""
+    further = any(cell.epochs.get("own") for group in groups for cell in group.done.values())
+    return further and len({epochs_text(group) for group in groups}) > 1
+
+
+def without_scheduled(extra: Mapping[str, Sequence[str]], groups: Sequence[Group]) -> dict[str, Sequence[str]]:
+    """The extra columns without schedule.epochs, where each method has one value and the epochs are shown anyway."""
+    kept = dict(extra)
+    if SCHEDULED not in kept or not shows_epochs(groups):
+        return kept
+    values: dict[tuple[str, str, str], set[str]] = {}
+    for group, text in zip(groups, kept[SCHEDULED], strict=True):
+        values.setdefault((group.key.data, group.key.model, group.key.method), set()).add(text)
+    if all(len(found) == 1 for found in values.values()):
+        del kept[SCHEDULED]
+    return kept
 
 
 def _of_cell(cell: CellRecord) -> str:

@@ -80,9 +80,7 @@ def header(column: Column, table: Table) -> str:
 def _grid(table: Table, kind: str, places: Sequence[int], columns: Sequence[Column], summary: Summary) -> Grid:
     extra = [e for e in table.extra if len({table.rows[i].extra[e] for i in places}) > 1]
     incomplete = any(table.rows[i].missing for i in places)
-    epochs = shows_epochs([table.rows[i] for i in places])
-    if epochs:  # the column has those of the schedule
-        extra = [e for e in extra if e != "schedule.epochs"]
+    epochs = shows_epochs([table.rows[i].group for i in places])
     best = {i: set[int]() for i in places}
     if summary == "mean":
         for j, column in enumerate(columns):
@@ -95,7 +93,7 @@ def _grid(table: Table, kind: str, places: Sequence[int], columns: Sequence[Colu
         key = row.group.key
         method = key.method + (SHORTENED if key.shortened else "")
         words = [key.data, key.model, method, *(row.extra[e] for e in extra)]
-        words += [epochs_text(row)] if epochs else []
+        words += [epochs_text(row.group)] if epochs else []
         words.append(str(row.n))
         if incomplete:
             words.append(_missing_text(row))
@@ -127,7 +125,7 @@ def to_csv(table: Table) -> str:
         key = row.group.key
         line: list[object] = [key.data, key.model, key.method, *(row.extra[name] for name in table.extra)]
         line += [row.kind, row.n, int(key.shortened), "" if key.results_version is None else key.results_version]
-        line.append(epochs_text(row))
+        line.append(epochs_text(row.group))
         line += [" ".join(map(str, row.group.done)), " ".join(map(str, row.missing))]
         line += [row.count(status) for status in ("failed", "interrupted", "unfinished", "damaged")]
         for column in table.columns:

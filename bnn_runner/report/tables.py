@@ -14,6 +14,7 @@ from statistics import median, quantiles
 
 from bnn_runner.report.columns import AT_DRAWS, Column, is_companion, select_columns
 from bnn_runner.report.differences import Measured
+from bnn_runner.report.epochs import without_scheduled
 from bnn_runner.report.grouping import ABSENT, Group, distinguishing_fields, group_cells
 from bnn_runner.report.point_scores import read_points
 from bnn_runner.report.read_cells import CellRecord, ScoreRow
@@ -143,7 +144,7 @@ def build(cells: Sequence[CellRecord], metrics: str | None = None) -> Table:
     `metrics` as in `columns.select_columns`. Raises `UserError` for duplicated cells and unknown metrics.
     """
     groups, loose = group_cells(cells)
-    extra = distinguishing_fields(groups)
+    extra = without_scheduled(distinguishing_fields(groups), groups)
     seeds_of: dict[str, set[int]] = {}
     for group in groups:
         seen = seeds_of.setdefault(group.key.data, set())
