@@ -50,7 +50,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "outputs" / "results"
 REFERENCE, OWN = "hmc", "hmc (its own error)"
 CHAINS = ["method.start=members", "method.chains=4", "method.length=2"]  # of 1,000 epochs, five steps each
 METHODS: Mapping[str, Sequence[str]] = {
-    REFERENCE: ["method.chains=8", "method.warmup=100", "method.draws=125", "method.max_leapfrogs=200"],
+    REFERENCE: ["method.chains=8", "method.warmup=75", "method.draws=80", "method.max_leapfrogs=200"],
     "map": [],
     "ensemble": [],
     "laplace": [],

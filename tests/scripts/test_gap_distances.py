@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.scripts.loading import script
+from tests.scripts.loading import SCRIPTS, script
 
 
 def test_distances_of_gaussians_are_their_closed_forms() -> None:
@@ -34,3 +34,45 @@ def test_distances_of_gaussians_are_their_closed_forms() -> None:
     assert wasserstein.tolist() == pytest.approx([1.0, 1.0], rel=1e-3)
     mean, sd = uneven.moments()
     assert mean.tolist() == [1.0, 4.0] and sd.tolist() == pytest.approx([math.sqrt(4 + 3)] * 2)
+
+
+def test_the_page_sorts_by_the_gap_and_keeps_unmixed_chains_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bugs: sorted by another region; one mixed seed is enough; HMC's own error compared as a method."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    gap = script("gap_methods")
+
+    def found(method: str, values: list[float], rhats: list[float | None]) -> list[object]:
+        return [
+            gap.Distance(method, seed, v, 9 - v, 0.0, 0.0, 0.0, 1.0, -v, r, 10.0 if r else None, "")
+            for seed, (v, r) in enumerate(zip(values, rhats, strict=True))
+        ]
+
+    runs = [
+        *found("hmc", [0.0, 0.0, 0.0], [1.01, 1.02, 1.0]),
+        *found(gap.OWN, [0.1, 0.1, 0.1], [None] * 3),
+        *found("map", [3.0, 3.1, 3.2], [None] * 3),
+        *found("laplace", [1.0, 1.1, 1.2], [None] * 3),
+        *found("sgld", [0.5, 0.5, 0.5], [1.0, 1.0, 1.3]),
+    ]
+    text = gap.page(runs, "toy")
+    methods = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")]
+    assert [m for m in methods if m not in ("method", "---")] == [gap.OWN, "laplace", "map", "sgld"]
+    assert "Closest in the gap: laplace" in text and "map 2.000 ± 0.000" in text
+    assert "R-hat at most 1.02" in text
+
+
+def test_the_aim_of_online_evidence_is_judged_against_one_reference() -> None:
+    """Planted bugs: the default as a second reference; a setting within the aim that keeps too little counts."""
+    online = script("benchmark_online")
+
+    def row(setting: str, time: float, share: float, loglik: float = -0.17) -> dict[str, object]:
+        numbers = {"time_over_map": time, "share_of_gain": share, "test_loglik": loglik}
+        return {"setting": setting, **numbers, **{f"{name}_se": None for name in numbers}}
+
+    rows = [row("map", 1.0, -20.0), row("map, after", 1.0, 0.0), row("dearest", 5.0, 1.0)]
+    rows += [row("good", 2.9, 0.97), row("worse score", 1.0, 0.99, -0.3), row(online.DEFAULT, 1.9, 0.9)]
+    said = online.verdict(rows)
+    assert "The aim is not met" in said and "**good**, at 2.90 times" in said
+    assert f"The best setting within the aim, {online.DEFAULT}, has 0.90" in said
+    rows[3]["time_over_map"] = 1.5
+    assert "The aim is met" in online.verdict(rows)
