@@ -290,13 +290,24 @@ class ClosedForm(Protocol):
         ...
 
 
-@runtime_checkable
 class Centred(Protocol):
-    """A posterior over functions with a centre: f(x, w*) for a linearised one."""
+    """A posterior around one network, its centre, which is scored too: the posterior should be no worse.
+
+    The centre is the trained network w* for every Laplace posterior and for an ensemble (member 0), the network without
+    noise for dropout, the network at the mean weights for Bayes by Backprop and SWAG (of several members the first).
+    Chains have none. It has the posterior's own `likelihood`. A class whose instances do not all have one makes
+    `centre` a property that may be None (see `centre_of`).
+    """
 
     def centre(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of the centre."""
         ...
+
+
+def centre_of(posterior: Posterior) -> Callable[[Tensor], Tensor] | None:
+    """The function x [B, ...] -> outputs [B, K] of the posterior's centre; None where it has no centre."""
+    centre: Callable[[Tensor], Tensor] | None = getattr(posterior, "centre", None)
+    return centre
 
 
 # ------------------------------------------------------------------- hyperparameter rules

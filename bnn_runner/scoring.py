@@ -25,7 +25,6 @@ class SplitEvaluation:
         targets: [N] class labels or [N, K] numbers; None without targets.
         mean_probs: classes: mean over draws of the class probabilities, [N, K].
         mean_entropy: classes: mean over draws of each one's entropy, nats, [N].
-        centre: classes: the class that the posterior's centre prefers (f(x, w*) of a linearised one), [N].
         means: regression: mean of y given each draw, [S, N, K].
         variances: regression: variance of y given each draw, [S or 1, N or 1, K]; of a closed form (S = 1) the total.
         epistemic: regression in closed form: the part of `variances` that the posterior adds, [N, K].
@@ -37,7 +36,6 @@ class SplitEvaluation:
     targets: Tensor | None = None
     mean_probs: Tensor | None = None
     mean_entropy: Tensor | None = None
-    centre: Tensor | None = None
     means: Tensor | None = None
     variances: Tensor | None = None
     epistemic: Tensor | None = None
@@ -70,6 +68,8 @@ class Evaluation:
         gaussian_joint: of the test targets, where it is known.
         temperature: by which the logits were divided, if they were calibrated.
         unavailable: "ood/<name>" to the reason why that set is not in `splits`.
+        centre: of a posterior that has one (see `base.Centred`), the predictions of its centre for "test" and "val":
+            one draw, at the same temperature.
         notes: what a reader of the scores should know.
     """
 
@@ -82,6 +82,7 @@ class Evaluation:
     gaussian_joint: GaussianJoint | None = None
     temperature: float | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    centre: Evaluation | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -78,7 +78,7 @@ def mnist(checks: Checks, full: bool) -> None:
         checks.holds(map_run.seconds < 300, "in under 5 minutes")
     laplace = checks.run("bnn-run data=mnist model=lenet method=laplace_kfac", *small)
     checks.holds("nothing to train" in laplace.out, "trains nothing and says so")
-    centre = checks.score("mnist/lenet/laplace_kfac", "accuracy_of_centre")
+    centre = checks.score("mnist/lenet/laplace_kfac", "centre_accuracy")
     checks.holds(centre == accuracy, f"the linearised mean's accuracy {centre:.4f} is MAP's")
     kfac = checks.score("mnist/lenet/laplace_kfac", "accuracy")
     # Draws average probabilities, so a few points near a boundary may change sides.

@@ -15,7 +15,7 @@ from bnn_runner.config.groups import flatten
 
 TRAINING_VERSION = 7
 """Increased whenever the same configuration trains different weights than before. Raise RESULTS_VERSION with it."""
-RESULTS_VERSION = 7
+RESULTS_VERSION = 8
 """Increased whenever the same weights give a different posterior, different draws or other rows than before.
 
 Cells of an earlier version are run again; their trained networks stay valid as long as `TRAINING_VERSION` does.

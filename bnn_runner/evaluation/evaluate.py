@@ -7,14 +7,14 @@ and every out-of-distribution set. All numbers are in original target units and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Centred, ClosedForm, Draws, Posterior, Predictive
+from bnn_runner.base import ClosedForm, Draws, Likelihood, Posterior, Predictive, centre_of
 from bnn_runner.errors import RunFailed, raise_all
 from bnn_runner.evaluation.accumulators import Accumulator, ClassAccumulator, RegressionAccumulator
 from bnn_runner.evaluation.closed_form import closed_form_log_probs, widest_on_device
@@ -70,14 +70,17 @@ def evaluate(
     scored = _score(task, posterior, splits, predictive, num_draws, seed, batch_size, progress, temperature)
     with torch.no_grad():
         joint, joint_notes = gaussian_joint(task, posterior, batch_size)
-        scored_splits = _with_centre(task, posterior, scored.splits, batch_size)
+        scored_splits = dict(scored.splits)
         if predictive == "draws":
             scored_splits = with_exact_logliks(task, posterior, splits, scored_splits, joint, batch_size)
+        alone = posterior.finite and len(scored.log_weights) == 1  # such a posterior is its own centre
+        centre = None if alone else _centre(task, posterior, splits, batch_size, temperature)
     return replace(
         scored,
         splits=scored_splits,
         gaussian_joint=joint,
         unavailable={f"ood/{name}": reason for name, reason in sorted(task.unavailable.items())},
+        centre=centre,
         notes=(*notes, *scored.notes, *joint_notes),
     )
 
@@ -128,7 +131,7 @@ def _score(
 ) -> Evaluation:
     """The scored splits, without what only a task's own test set has."""
     if predictive == "draws":
-        scored = _score_draws(task, posterior, splits, num_draws, seed, batch_size, progress, temperature)
+        scored = _score_draws(task, posterior.draws(num_draws, seed), splits, batch_size, progress, temperature)
     else:
         assert isinstance(posterior, ClosedForm)
         scored = _score_moments(task, posterior, predictive, splits, batch_size, progress, temperature)
@@ -144,14 +147,39 @@ def _score(
     )
 
 
-def _with_centre(
-    task: Task, posterior: Posterior, splits: Mapping[str, SplitEvaluation], batch_size: int
-) -> dict[str, SplitEvaluation]:
-    """The splits; the test split with the class that the posterior's centre prefers, where it has one."""
-    if task.spec.kind != "classification" or not isinstance(posterior, Centred):
-        return dict(splits)
-    preferred = torch.cat([posterior.centre(x).argmax(-1).cpu() for x, _ in task.test.batches(batch_size)])
-    return {**splits, "test": replace(splits["test"], centre=preferred)}
+@dataclass(frozen=True)
+class _CentreDraw:
+    """The centre of a posterior as its only draw."""
+
+    centre: Callable[[Tensor], Tensor]
+    likelihood: Likelihood
+    floats_per_draw: int = 0
+
+    @property
+    def log_weights(self) -> Tensor:
+        return torch.zeros(1)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, part: slice) -> _CentreDraw:
+        return self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.centre(x).unsqueeze(0)
+
+
+def _centre(
+    task: Task, posterior: Posterior, splits: Mapping[str, Split], batch_size: int, temperature: float | None
+) -> Evaluation | None:
+    """The centre's predictions for the test and validation parts; None for a posterior without a centre."""
+    centre = centre_of(posterior)
+    if centre is None:
+        return None
+    parts = {name: splits[name] for name in ("test", "val") if name in splits}
+    draw = _CentreDraw(centre, posterior.likelihood)
+    scored = _score_draws(task, draw, parts, batch_size, lambda stage, done, total: None, temperature)
+    return Evaluation(task.spec.kind, "draws", True, True, scored.log_weights, scored.splits, temperature=temperature)
 
 
 @dataclass(frozen=True)
@@ -207,20 +235,17 @@ def _splits(task: Task, max_ood: int, max_shift: int, seed: int) -> tuple[dict[s
 
 def _score_draws(
     task: Task,
-    posterior: Posterior,
+    draws: Draws,
     splits: Mapping[str, Split],
-    num_draws: int,
-    seed: int,
     batch_size: int,
     progress: Progress,
     temperature: float | None,
 ) -> _Scored:
-    draws = posterior.draws(num_draws, seed)
     size = len(draws)
     log_weights = draws.log_weights.detach().cpu().double()
     weights = torch.softmax(log_weights, 0)
     check_frozen(draws, next(iter(splits.values())))
-    accumulators = {name: _accumulator(task, posterior, split, size, weights) for name, split in splits.items()}
+    accumulators = {name: _accumulator(task, split, size, weights) for name, split in splits.items()}
     held, shown = min(DRAW_FLOATS, memory_limit().floats(0.25)), min(OUTPUT_FLOATS, memory_limit().floats(0.05))
     chunk = max(1, min(size, int(held // max(draws.floats_per_draw, 1))))
     chunk = max(1, min(chunk, int(shown // (batch_size * task.spec.num_outputs))))
@@ -242,7 +267,7 @@ def _score_draws(
     return _Scored(log_weights, {name: a.result() for name, a in accumulators.items()}, tuple(dict.fromkeys(notes)))
 
 
-def _accumulator(task: Task, posterior: Posterior, split: Split, num_draws: int, weights: Tensor) -> Accumulator:
+def _accumulator(task: Task, split: Split, num_draws: int, weights: Tensor) -> Accumulator:
     if task.spec.kind == "classification":
         return ClassAccumulator(split, num_draws, weights)
     return RegressionAccumulator(split, num_draws, task.target_mean, task.target_scale)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
@@ -22,14 +24,14 @@ from bnn_runner.scoring import Evaluation, GaussianJoint, SplitEvaluation
 
 TENSORS, FACTS = "evaluation.safetensors", "evaluation.json"
 FORMAT = 2
-"""2: with `Evaluation.unavailable`. Tensors added since are optional: `exact_loglik`, `gaussian_joint/noise`."""
+"""2: with `Evaluation.unavailable`. Tensors added since are optional: `exact_loglik`, `gaussian_joint/noise`, those of
+the centre."""
 _FIELDS = (
     "ids",
     "loglik",
     "targets",
     "mean_probs",
     "mean_entropy",
-    "centre",
     "means",
     "variances",
     "epistemic",
@@ -44,11 +46,9 @@ class DamagedEvaluation(UserError):
 def save(evaluation: Evaluation, folder: Path) -> None:
     """Write `evaluation` into `folder` (created if missing), replacing an earlier one."""
     tensors: dict[str, Tensor] = {"log_weights": evaluation.log_weights}
-    for name, split in evaluation.splits.items():
-        for field in _FIELDS:
-            value = getattr(split, field)
-            if value is not None:
-                tensors[f"splits/{name}/{field}"] = value
+    tensors |= _split_tensors("splits", evaluation.splits)
+    if evaluation.centre is not None:
+        tensors |= _split_tensors("centre", evaluation.centre.splits)
     if evaluation.gaussian_joint is not None:
         tensors["gaussian_joint/mean"] = evaluation.gaussian_joint.mean
         tensors["gaussian_joint/covariance"] = evaluation.gaussian_joint.covariance
@@ -64,6 +64,7 @@ def save(evaluation: Evaluation, folder: Path) -> None:
         "has_joint": evaluation.has_joint,
         "temperature": evaluation.temperature,
         "splits": list(evaluation.splits),
+        "centre": [] if evaluation.centre is None else list(evaluation.centre.splits),
         "unavailable": dict(evaluation.unavailable),
         "notes": list(evaluation.notes),
         "digest": _digest(data),
@@ -96,28 +97,42 @@ def load(folder: Path) -> Evaluation:
         raise _damaged(folder, f"{TENSORS} does not match {FACTS}")
     try:
         tensors = tensors_from_bytes(data)
-        splits = {
-            name: SplitEvaluation(**{f: tensors.get(f"splits/{name}/{f}") for f in _FIELDS})  # type: ignore[arg-type]
-            for name in facts["splits"]
-        }
+        splits = _splits("splits", facts["splits"], tensors)
+        centre = _splits("centre", facts.get("centre", []), tensors)
         joint = None
         if "gaussian_joint/mean" in tensors:
             mean, covariance = tensors["gaussian_joint/mean"], tensors["gaussian_joint/covariance"]
             joint = GaussianJoint(mean, covariance, tensors.get("gaussian_joint/noise"))
+        kind, temperature = facts["kind"], facts["temperature"]
         return Evaluation(
-            kind=facts["kind"],
+            kind=kind,
             predictive=facts["predictive"],
             finite=facts["finite"],
             has_joint=facts["has_joint"],
             log_weights=tensors["log_weights"],
             splits=splits,
             gaussian_joint=joint,
-            temperature=facts["temperature"],
+            temperature=temperature,
             unavailable=facts["unavailable"],
+            centre=Evaluation(kind, "draws", True, True, torch.zeros(1), centre, temperature=temperature)
+            if centre
+            else None,
             notes=tuple(facts["notes"]),
         )
     except (SafetensorError, KeyError, TypeError) as error:
         raise _damaged(folder, str(error)) from None
+
+
+def _split_tensors(prefix: str, splits: Mapping[str, SplitEvaluation]) -> dict[str, Tensor]:
+    found = {f"{prefix}/{name}/{field}": getattr(split, field) for name, split in splits.items() for field in _FIELDS}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _splits(prefix: str, names: Sequence[str], tensors: Mapping[str, Tensor]) -> dict[str, SplitEvaluation]:
+    return {
+        name: SplitEvaluation(**{f: tensors.get(f"{prefix}/{name}/{f}") for f in _FIELDS})  # type: ignore[arg-type]
+        for name in names
+    }
 
 
 def _damaged(folder: Path, why: str) -> DamagedEvaluation:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -74,6 +75,37 @@ def log_likelihood(task: Task, network: Network, batch_size: int = 1024) -> floa
         assert y is not None
         total += float(wide(network.likelihood.log_prob(network(x), y)).sum())
     return total - len(task.train) * float(wide(task.target_scale).log().sum())
+
+
+def constant_log_likelihood(task: Task) -> float:
+    """Σ_n log p(y_n) of the training set under the best predictor that ignores x, nats, original target units.
+
+    Classes: their frequencies, Σ_c N_c log(N_c / N). Regression: a Gaussian with the targets' mean and variance,
+    −N/2 Σ_k (log 2πσ_k² + 1). Any useful model has a larger log evidence.
+    """
+    targets, count = task.train.targets, len(task.train)
+    assert targets is not None
+    if task.spec.kind == "classification":
+        counts = torch.bincount(targets.cpu().flatten()).double()
+        return float(torch.xlogy(counts, counts / count).sum())
+    sigma = wide(targets).std(0, correction=0) * wide(task.target_scale)
+    return -0.5 * count * float((2 * sigma.log() + math.log(2 * math.pi) + 1).sum())
+
+
+def constant_facts(log_evidence: float, task: Task, mode: str) -> tuple[dict[str, Any], list[str]]:
+    """For the row: the constant predictor's log-likelihood, whether the evidence is below it, and then a note."""
+    constant = constant_log_likelihood(task)
+    below = math.isfinite(constant) and log_evidence < constant
+    facts = {"constant_loglik_nats": constant, "evidence_below_constant": below}
+    if not below:
+        return facts, []
+    what = "class frequencies" if task.spec.kind == "classification" else "mean and variance"
+    note = (
+        f"the log evidence, {log_evidence:.2f} nats, is below the log-likelihood of a constant predictor, "
+        f"{constant:.2f} nats ({what} of the training set): it says nothing about the model, and reports do not rank it"
+    )
+    more = "; method.mode=tangent takes it at the tangent model's optimum" if mode == "network" else ""
+    return facts, [note + more]
 
 
 def log_evidence(loglik: float, squares: Tensor, curvature: Curvature, precisions: Tensor) -> Tensor:

@@ -147,6 +147,11 @@ class NetworkLaplace:
     def draws(self, num_draws: int, seed: int) -> SampledNetworks:
         return SampledNetworks(self.jacobians, self.gaussian, seed, 0, num_draws)
 
+    def centre(self, x: Tensor) -> Tensor:
+        """f(x, w*) [B, K]: the MAP network's outputs, which are not the mean of the draws."""
+        with torch.no_grad():
+            return self.jacobians.network(x)
+
 
 @dataclass(frozen=True)
 class SampledLaplace:

@@ -15,7 +15,7 @@ from bnn_runner.curvature.groups import Group
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.parameter_subset import Basis
 from bnn_runner.curvature.psd import Repairs, wide
-from bnn_runner.laplace.evidence import log_likelihood
+from bnn_runner.laplace.evidence import constant_facts, log_likelihood
 from bnn_runner.laplace.evidence_point import EvidencePoint, Mode, evidence_point
 from bnn_runner.laplace.newton_decrement import decrement_notes, newton_decrement
 from bnn_runner.laplace.noise_evidence import EvidenceWithNoise, NoisyCurvature, with_noise
@@ -93,11 +93,13 @@ def select_precisions(
     refuse_too_weak(gaussian, parts.precisions, rule)
     prior = family.prior.diagonal(parts.precisions)
     decrement = newton_decrement(task, parts.jacobians, prior, gaussian)
+    constant, below = constant_facts(parts.log_evidence, task, point.mode)
     facts = {
         "weights_in_basis": sum(jacobians.sizes().values()),
         "mode": point.mode,
         "evidence_nats": parts.log_evidence,
         "evidence_over": basis.described,
+        **constant,
         "train_loglik_nats": parts.log_likelihood,
         "newton_decrement_nats": decrement,
         "scale_invariant": list(invariant),
@@ -107,7 +109,14 @@ def select_precisions(
         **point.choice.facts,
         **({} if point.search is None else point.search.facts),
     }
-    notes = (*basis.notes, *point.choice.notes, *point.notes, *parts.notes, *decrement_notes(decrement, point.mode))
+    notes = (
+        *basis.notes,
+        *point.choice.notes,
+        *point.notes,
+        *parts.notes,
+        *decrement_notes(decrement, point.mode),
+        *below,
+    )
     return Selection(
         point,
         point.choice.precisions,

@@ -37,4 +37,4 @@ class Ensemble:
         if len(networks) > 1 and distance == 0.0:
             raise RunFailed("ensemble members must differ, but all have the same weights: their seeds are equal")
         report = FitReport({"members": len(networks), "member_distance": distance})
-        return NetworkEnsemble(tuple(networks), report)
+        return NetworkEnsemble(tuple(networks), report, first_is_map=True)

@@ -186,7 +186,7 @@ class LaplaceSampled:
             )
         known = dict(selection.facts)
         if spectrum is None:
-            del known["evidence_nats"], known["evidence_over"]
+            del known["evidence_nats"], known["evidence_over"], known["evidence_below_constant"]
         else:
             of_evidence, unbounded = self._evidence_error(curvature, selection.precisions, known["evidence_nats"])
             if unbounded and isinstance(context.hyper, Evidence):
@@ -195,7 +195,7 @@ class LaplaceSampled:
                     "which takes effective dimensions from samples, or raise method.lanczos_steps."
                 )
             if unbounded:
-                del known["evidence_nats"]
+                del known["evidence_nats"], known["evidence_below_constant"]
                 notes.append(
                     f"the evidence is omitted: it {unbounded}. Raise method.lanczos_steps, or the prior precision"
                 )

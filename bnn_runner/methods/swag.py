@@ -52,6 +52,23 @@ class SWAGPosterior:
     def draws(self, num_draws: int, seed: int) -> SWAGDraws:
         return SWAGDraws(self, seed, 0, num_draws)
 
+    def centre(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of the network at the first member's mean weights (SWA, Izmailov et al. 2018)."""
+        return self._centre(x)[0]
+
+    @cached_property
+    def _centre(self) -> NetworkDraws:
+        return NetworkDraws(self.networks[0].module, (self.full(self.networks[0], self.members[0].mean),))
+
+    def full(self, owner: Network, weights: Tensor) -> dict[str, Tensor]:
+        """Parameters and buffers of a member at `weights` [P]; with batchnorm, statistics of the data at them."""
+        pieces = weights.split([p.numel() for p in owner.parameters.values()])
+        parameters = {n: w.view_as(p) for (n, p), w in zip(owner.parameters.items(), pieces, strict=True)}
+        buffers = owner.buffers
+        if self.clean is not None:
+            buffers = recomputed(owner.module, parameters, buffers, self.clean.split)
+        return {**parameters, **buffers}
+
     def weights(self, s: int, seed: int) -> Tensor:
         """θ of draw s, [P]."""
         member = self.members[s % len(self.members)]
@@ -100,15 +117,9 @@ class SWAGDraws:
     def _networks(self) -> NetworkDraws:
         posterior = self.posterior
         owners = [posterior.networks[s % len(posterior.networks)] for s in range(self.first, self.last)]
-        module, full = owners[0].module, []
-        for s, owner in enumerate(owners, self.first):
-            pieces = posterior.weights(s, self.seed).split([p.numel() for p in owner.parameters.values()])
-            parameters = {n: w.view_as(p) for (n, p), w in zip(owner.parameters.items(), pieces, strict=True)}
-            buffers = owner.buffers
-            if posterior.clean is not None:
-                buffers = recomputed(module, parameters, buffers, posterior.clean.split)
-            full.append({**parameters, **buffers})
-        return NetworkDraws(module, tuple(full), stacked_noise(owners), self.floats_per_draw, owners[0].likelihood)
+        full = tuple(posterior.full(o, posterior.weights(s, self.seed)) for s, o in enumerate(owners, self.first))
+        noise, first = stacked_noise(owners), owners[0]
+        return NetworkDraws(first.module, full, noise, self.floats_per_draw, first.likelihood)
 
 
 @dataclass(frozen=True)

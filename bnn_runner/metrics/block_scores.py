@@ -6,14 +6,15 @@ and the one from draws in a companion row, `<metric>_by_draws`. Any other has th
 draws, with the status by the rule of `bnn_runner.metrics.log_mean`.
 
 Companions of an estimate from draws: `<metric>_at_draws` with the first S/4, S/2 and all draws, and
-`<metric>_effective_draws`, the harmonic mean over blocks.
+`<metric>_effective_draws`, the harmonic mean over blocks. Where the posterior has a centre, `centre_<metric>`
+and `<metric>_minus_centre` are its score and the difference of the two (see `metrics.centre`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from bnn_runner.evaluation.predictive import log_weights
 from bnn_runner.metrics.blocks import Blocks
+from bnn_runner.metrics.centre import difference, named
 from bnn_runner.metrics.gaussian_blocks import exact_blocks, exact_points
 from bnn_runner.metrics.log_mean import MIN_DRAWS, STARVED, LogMean, group_bounds, log_mean
 from bnn_runner.metrics.scores import NAN, not_available
@@ -51,7 +53,8 @@ def block_scores(
         return [not_available(metric, reason or NO_DRAWS, **fields)]
     loglik = evaluation.test.loglik
     assert loglik is not None
-    return _scores(metric, evaluation, loglik, repeats, values, tolerance * tau, reason, fields | {"note": note})
+    own = _scores(metric, evaluation, loglik, repeats, values, tolerance * tau, reason, fields | {"note": note})
+    return [*own.scores, *_against_centre(own, evaluation, "test", repeats, fields)]
 
 
 def point_scores(metric: str, evaluation: Evaluation, name: str, **fields: Any) -> list[Score]:
@@ -62,7 +65,8 @@ def point_scores(metric: str, evaluation: Evaluation, name: str, **fields: Any) 
     points = [Blocks(torch.arange(loglik.shape[1]).unsqueeze(1))]
     # Without draws there is one line of log-likelihoods, those of the closed form itself.
     values = exact_points(evaluation, name) if evaluation.has_joint else loglik.double()
-    return _scores(metric, evaluation, loglik, points, values, 0.0, "", fields)
+    own = _scores(metric, evaluation, loglik, points, values, 0.0, "", fields)
+    return [*own.scores, *_against_centre(own, evaluation, name, points, fields)]
 
 
 def mean_over_blocks(values: Tensor) -> tuple[float, float]:
@@ -76,6 +80,30 @@ def mean_over_blocks(values: Tensor) -> tuple[float, float]:
     return mean, math.sqrt(float(values.var(dim=1).mean()) / values.shape[1])
 
 
+@dataclass(frozen=True)
+class _Scored:
+    """Rows, the first of which is the score; its values [R, M], and the draws' own error of their mean."""
+
+    scores: list[Score]
+    values: Tensor
+    by_draws: float = 0.0
+
+
+def _against_centre(
+    own: _Scored, evaluation: Evaluation, name: str, repeats: Sequence[Blocks], fields: dict[str, Any]
+) -> list[Score]:
+    """The centre's score, and the posterior's minus it, over the same blocks; none where there is no centre."""
+    split = None if evaluation.centre is None else evaluation.centre.splits.get(name)
+    if split is None or split.loglik is None:
+        return []
+    single = torch.zeros(1, dtype=torch.float64)
+    alone = log_mean(split.loglik, single, repeats, [0, 1]).parts()[0]
+    score = own.scores[0]
+    mean, over_blocks = mean_over_blocks(own.values - alone)
+    centre = _row(score.metric, alone, {**fields, "note": score.note if score.status == "ok" else ""})
+    return [named(centre), difference(score, mean, math.hypot(over_blocks, own.by_draws))]
+
+
 def _scores(
     metric: str,
     evaluation: Evaluation,
@@ -85,22 +113,28 @@ def _scores(
     tolerance: float,
     reason: str,
     fields: dict[str, Any],
-) -> list[Score]:
+) -> _Scored:
     """Rows of exact values [R, M], if there are any, and of those from draws."""
-    scores = []
+    scores: list[Score] = []
     if exact is not None:
         closed = EXACT if evaluation.kind == "regression" else ""
         scores.append(_row(metric, exact, fields, closed))
         if not evaluation.has_joint:
-            return scores
+            return _Scored(scores, exact)
         metric = f"{metric}{BY_DRAWS}"
     weights = log_weights(evaluation)
     num_draws = len(weights)
     bounds = [0, num_draws] if evaluation.finite else group_bounds(num_draws)
     found = log_mean(loglik, weights, repeats, bounds)
     if evaluation.finite:
-        return [*scores, _row(metric, found.parts()[0], fields, reason, draws=num_draws)]
-    return scores + _from_draws(metric, found, num_draws, tolerance, reason, fields)
+        values, by_draws = found.parts()[0], 0.0
+        scores.append(_row(metric, values, fields, reason, draws=num_draws))
+    else:
+        values, by_draws = found.values(), found.draws_error()
+        scores += _from_draws(metric, found, num_draws, tolerance, reason, fields)
+    if exact is not None:
+        return _Scored(scores, exact)
+    return _Scored(scores, values, 0.0 if math.isnan(by_draws) else by_draws)
 
 
 def _from_draws(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bnn_runner.evaluation.predictive import log_weights
+from bnn_runner.metrics.centre import with_centre
 from bnn_runner.metrics.checks import positive_integers
 from bnn_runner.metrics.scores import mean_score
 from bnn_runner.scoring import Evaluation, Score
@@ -63,7 +64,8 @@ class CRPS:
             variances = (test.variances if shared else test.variances[:, part]).double().expand(means.shape)
             values.append(_mixture_crps(test.targets[part].double(), means, variances, weights, offsets).mean(-1))
         note = "" if exact else f"pairs of draws at {len(offsets)} of {num_draws // 2} offsets"
-        return [mean_score("crps", torch.cat(values), evaluation, better="lower", unit="target units", note=note)]
+        fields = {"better": "lower", "unit": "target units", "note": note}
+        return with_centre(self, evaluation, seed, [mean_score("crps", torch.cat(values), evaluation, **fields)])
 
     def _offsets(self, num_draws: int, num_targets: int) -> list[int]:
         return pair_offsets(num_draws, self.max_terms // (num_draws * num_targets))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnn_runner.metrics.centre import with_centre
 from bnn_runner.metrics.checks import positive_integers
 from bnn_runner.metrics.scores import NAN, draws_used, mean_and_error
 from bnn_runner.scoring import Evaluation, Score
@@ -46,4 +47,5 @@ class CalibrationError:
         points = per_bin.sign()[place] * gap
         value, (_, error) = float(per_bin.abs().sum() / len(gap)), mean_and_error(points)
         note = f"{self.bins} equal-width bins"
-        return [Score("ece", value, error, note=note, points=points, **fields)]  # type: ignore[arg-type]
+        score = Score("ece", value, error, note=note, points=points, **fields)  # type: ignore[arg-type]
+        return with_centre(self, evaluation, seed, [score])

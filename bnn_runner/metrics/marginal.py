@@ -14,7 +14,8 @@ class Marginal:
 
     It is the joint score of single points. Where the predictive is a known Gaussian it is exact, and
     the value from draws is `marginal_loglik_by_draws`; elsewhere it is estimated from draws, with a
-    status (`bnn_runner.metrics.log_mean`).
+    status (`bnn_runner.metrics.log_mean`). The centre's, and the difference, are rows of their own
+    (`bnn_runner.metrics.centre`).
     """
 
     def __call__(self, evaluation: Evaluation, seed: int) -> list[Score]:
@@ -24,3 +25,17 @@ class Marginal:
             if split is not None and split.loglik is not None:
                 scores += point_scores("marginal_loglik", evaluation, name, unit="nats per point")
         return scores
+
+
+def validation_against_centre(evaluation: Evaluation) -> tuple[Score, Score, Score] | None:
+    """The marginal log-likelihood of the validation part: the posterior's, its centre's, and their difference.
+
+    None where there is no centre or no validation part.
+    """
+    split = evaluation.splits.get("val")
+    if split is None or split.loglik is None:
+        return None
+    scores = {s.metric: s for s in point_scores("marginal_loglik", evaluation, "val", unit="nats per point")}
+    if "centre_marginal_loglik" not in scores:
+        return None
+    return scores["marginal_loglik"], scores["centre_marginal_loglik"], scores["marginal_loglik_minus_centre"]

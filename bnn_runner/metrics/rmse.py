@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from bnn_runner.evaluation.predictive import log_weights, mixture_mean
+from bnn_runner.metrics.centre import with_centre
 from bnn_runner.metrics.scores import draws_used, mean_and_error
 from bnn_runner.scoring import Evaluation, Score
 
@@ -29,4 +30,5 @@ class RMSE:
         points = value + (squares.double() - square) / (2 * value) if value > 0 else squares
         fields = {"n": len(centre), "draws": draws_used(evaluation), "better": "lower", "unit": "target units"}
         note = "" if math.isfinite(value) else "not finite"
-        return [Score("rmse", value, error, note=note, points=points, **fields)]  # type: ignore[arg-type]
+        score = Score("rmse", value, error, note=note, points=points, **fields)  # type: ignore[arg-type]
+        return with_centre(self, evaluation, seed, [score])

@@ -30,7 +30,7 @@ class Shift:
         for name, split in evaluation.splits.items():
             if not name.startswith(PREFIX):
                 continue
-            alone = replace(evaluation, splits={"test": split}, gaussian_joint=None)
+            alone = replace(evaluation, splits={"test": split}, gaussian_joint=None, centre=None)
             for metric in (Marginal(), Accuracy(), CalibrationError(self.bins)):
                 found = metric(alone, seed)[:1]  # the rest are companions
                 scores += [replace(s, metric=f"shift_{s.metric}", split=name) for s in found]

@@ -7,13 +7,13 @@ equally, draws are nested whatever their number, and components of equal weight 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Draws, FitReport, Likelihood, Moments, Posterior
+from bnn_runner.base import Draws, FitReport, Likelihood, Moments, Posterior, centre_of
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.rng import derive_seed
 from bnn_runner.tasks import Split
@@ -112,6 +112,11 @@ class Mixture:
             for m, component in enumerate(self.components)
         )
         return MixtureDraws(parts, turns)
+
+    @property
+    def centre(self) -> Callable[[Tensor], Tensor] | None:
+        """The first component's centre: in an ensemble of trained networks the MAP network's outputs."""
+        return centre_of(self.components[0])
 
     def moments(self, x: Tensor) -> Moments:
         """Mean Σ w_m μ_m [B, K] and covariance Σ w_m (C_m + μ_m μ_mᵀ) − μ μᵀ [B, K, K] of the outputs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -51,11 +51,12 @@ class NetworkDraws:
 
 @dataclass(frozen=True)
 class NetworkEnsemble:
-    """A finite posterior of M equally weighted networks."""
+    """A finite posterior of M equally weighted networks; `first_is_map` makes the first one its centre."""
 
     networks: tuple[Network, ...]
     report: FitReport = field(default_factory=FitReport)
     finite: bool = True
+    first_is_map: bool = False
 
     @property
     def likelihood(self) -> Likelihood:
@@ -72,6 +73,11 @@ class NetworkEnsemble:
         first = self.networks[0]
         weights = tuple(n.tensors for n in self.networks)
         return NetworkDraws(first.module, weights, stacked_noise(self.networks), first.num_parameters, first.likelihood)
+
+    @property
+    def centre(self) -> Callable[[Tensor], Tensor] | None:
+        """The outputs of the MAP network, where it is a member."""
+        return torch.no_grad()(self.networks[0].__call__) if self.first_is_map else None
 
 
 def stacked_noise(networks: Sequence[Network]) -> Tensor | None:

@@ -88,7 +88,8 @@ class NoisePosterior:
 
     def centre(self, x: Tensor) -> Tensor:
         """Outputs [B, K] with all noise at its mean (weight scaling)."""
-        return self.network(x)
+        with torch.no_grad():
+            return self.network(x)
 
 
 def check_diversity(posterior: NoisePosterior, split: Split, advice: str) -> None:

@@ -70,13 +70,15 @@ _HEADLINES: tuple[tuple[str, int | None, int | None], ...] = (
 # Companions of a log-likelihood: the same with fewer draws, the effective number of draws, and, of an exact one, its
 # estimate from draws.
 AT_DRAWS, EFFECTIVE_DRAWS, BY_DRAWS = "_at_draws", "_effective_draws", "_by_draws"
+# Of a posterior with a centre: the score of the centre, and the posterior's minus it.
+CENTRE, MINUS_CENTRE = "centre_", "_minus_centre"
 # Of older results: the exact score, next to the one from draws.
 EXACT = "_exact"
 
 
 def is_companion(metric: str) -> bool:
-    """Whether a metric only shows how another one converges with the number of draws."""
-    return metric.endswith((AT_DRAWS, EFFECTIVE_DRAWS, BY_DRAWS))
+    """Whether a metric only belongs to another one: its convergence in the number of draws, or its centre's value."""
+    return metric.endswith((AT_DRAWS, EFFECTIVE_DRAWS, BY_DRAWS, MINUS_CENTRE)) or metric.startswith(CENTRE)
 
 
 def group_of(metric: str, split: str = "test") -> str:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from bnn_runner.report.columns import (
     AT_DRAWS,
     BY_DRAWS,
+    CENTRE,
     EFFECTIVE_DRAWS,
     EXACT,
     GROUP_ORDER,
+    MINUS_CENTRE,
     Column,
     group_of,
     is_companion,
@@ -32,6 +34,8 @@ _TITLES = {
 }
 _SMALLEST_NOTE = 12
 _FEW_SIZES = 4
+_WITH_CENTRE = ("marginal_loglik", "accuracy")
+"""Scores whose remark has the centre's, and the difference from it."""
 
 AnyScore: TypeAlias = "Score | ScoreRow"
 
@@ -130,6 +134,11 @@ def _remark(score: AnyScore, companions: Sequence[AnyScore]) -> str:
     words += [f"exact {s.value:.4g}" for s in exact]
     by_draws = [s for s in own if s.metric == score.metric + BY_DRAWS]
     words += [f"exact; {s.value:.4g} from draws, {s.status}" if s.status != "ok" else "exact" for s in by_draws]
+    if score.metric in _WITH_CENTRE and score.split == "test":
+        alone = [s for s in own if s.metric == CENTRE + score.metric]
+        apart = [s for s in own if s.metric == score.metric + MINUS_CENTRE]
+        pairs = zip(alone, apart, strict=False)
+        words += [f"centre {number(c.value)} (difference {number(d.value, d.standard_error)})" for c, d in pairs]
     return "; ".join(words)
 
 

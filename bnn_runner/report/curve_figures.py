@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bnn_runner.report import style
-from bnn_runner.report.columns import AT_DRAWS, BY_DRAWS, EFFECTIVE_DRAWS, EXACT
+from bnn_runner.report.columns import AT_DRAWS, BY_DRAWS, CENTRE, EFFECTIVE_DRAWS, EXACT, MINUS_CENTRE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,8 @@ def joint_curves(scores: Sequence[Score], title: str, tone: str = style.BLUE) ->
     The lines of S/4, S/2 and S draws coincide if the score has converged; hollow points are marked as not converged.
     None if the run has no joint scores at two block sizes.
     """
-    usable = [s for s in scores if s.tau and _finite(s.value) and not s.metric.endswith(EFFECTIVE_DRAWS)]
+    own = [s for s in scores if not (s.metric.startswith(CENTRE) or s.metric.endswith((EFFECTIVE_DRAWS, MINUS_CENTRE)))]
+    usable = [s for s in own if s.tau and _finite(s.value)]
     panels = []
     for is_dyadic in (False, True):
         kind = [s for s in usable if (s.kappa is not None) == is_dyadic]

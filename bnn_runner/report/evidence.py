@@ -13,6 +13,7 @@ from bnn_runner.errors import UserError
 from bnn_runner.report import style
 from bnn_runner.report.columns import Column
 from bnn_runner.report.grid import Grid, Line
+from bnn_runner.report.grouping import ABSENT
 from bnn_runner.report.looks import Look, identity, looks
 from bnn_runner.report.read_cells import ScoreRow
 from bnn_runner.report.scatter import error_of
@@ -29,7 +30,10 @@ _LABEL_LETTERS = 26
 
 @dataclass(frozen=True)
 class RankedRow:
-    """One row with its evidence (nats), test log-likelihood and Newton decrement (nats) over seeds, and both ranks."""
+    """One row with its evidence (nats), test log-likelihood and Newton decrement (nats) over seeds, and both ranks.
+
+    Ranks are NaN where the evidence of a seed is below that of a constant predictor: such a row is not ranked.
+    """
 
     row: Row
     evidence: Entry
@@ -37,6 +41,10 @@ class RankedRow:
     decrement: Entry | None
     mode: str
     ranks: tuple[float, float]
+
+    @property
+    def ranked(self) -> bool:
+        return not math.isnan(self.ranks[0])
 
     @property
     def name(self) -> str:
@@ -63,7 +71,7 @@ class Ranking:
     @property
     def correlation(self) -> float:
         """Spearman's: the correlation of the ranks; NaN where all are tied."""
-        pairs = [r.ranks for r in self.rows]
+        pairs = [r.ranks for r in self.rows if r.ranked]
         middle = (len(pairs) + 1) / 2
         cross = sum((a - middle) * (b - middle) for a, b in pairs)
         squares = math.prod(sum((pair[i] - middle) ** 2 for pair in pairs) for i in (0, 1))
@@ -96,8 +104,7 @@ def evidence_grids(found: Sequence[Ranking]) -> tuple[Grid, ...]:
         for r in ranking.rows:
             key = r.row.group.key
             words = (
-                f"{r.ranks[0]:g}",
-                f"{r.ranks[1]:g}",
+                *(f"{rank:g}" if r.ranked else ABSENT for rank in r.ranks),
                 key.model,
                 key.method,
                 *r.row.extra.values(),
@@ -109,7 +116,10 @@ def evidence_grids(found: Sequence[Ranking]) -> tuple[Grid, ...]:
             r.decrement is not None and r.decrement.mean > _TRUSTED_DECREMENT and "network" in r.mode
             for r in ranking.rows
         )
-        note = f"Spearman correlation of the two ranks over {len(lines)} rows: {ranking.correlation:.2f}."
+        ranked = [r for r in ranking.rows if r.ranked]
+        note = f"Spearman correlation of the two ranks over {len(ranked)} rows: {ranking.correlation:.2f}."
+        if left := [r.name for r in ranking.rows if not r.ranked]:
+            note += f" Not ranked, because the evidence is below that of a constant predictor: {'; '.join(left)}."
         if far:
             note += (
                 " With a Newton decrement above 1 nat the weights are not at the optimum that the evidence assumes; "
@@ -186,7 +196,8 @@ def _dots(
 def _ranking(over: str, rows: Sequence[Row]) -> Ranking:
     evidences = [_facts(row, "evidence_nats", "higher") for row in rows]
     tests = [aggregate([c.main_scores[TEST] for c in row.group.done.values() if TEST in c.main_scores]) for row in rows]
-    first, second = _ranks(evidences), _ranks(tests)
+    counted = [not any(c.evidence.get("evidence_below_constant") for c in row.group.done.values()) for row in rows]
+    first, second = _ranks(evidences, counted), _ranks(tests, counted)
     ranked = []
     for i, row in enumerate(rows):
         cells = row.group.done.values()
@@ -195,7 +206,7 @@ def _ranking(over: str, rows: Sequence[Row]) -> Ranking:
         if all("newton_decrement_nats" in c.evidence for c in cells):
             decrement = _facts(row, "newton_decrement_nats", "")
         ranked.append(RankedRow(row, evidences[i], tests[i], decrement, "/".join(sorted(modes)), (first[i], second[i])))
-    ranked.sort(key=lambda r: r.ranks[0])
+    ranked.sort(key=lambda r: (not r.ranked, r.ranks[0] if r.ranked else -r.evidence.mean))
     return Ranking(rows[0].group.key.data, over, tuple(ranked))
 
 
@@ -204,10 +215,14 @@ def _facts(row: Row, name: str, better: str) -> Entry:
     return aggregate([ScoreRow(name, value, better=better, unit="nats") for value in values])
 
 
-def _ranks(entries: Sequence[Entry]) -> list[float]:
-    """1 for the largest mean; ties share their mean rank, NaN comes last."""
+def _ranks(entries: Sequence[Entry], counted: Sequence[bool]) -> list[float]:
+    """1 for the largest mean of those that count; ties share their mean rank, NaN comes last."""
     means = [e.mean if e.n and not math.isnan(e.mean) else -math.inf for e in entries]
-    return [sum(m > mean for m in means) + (means.count(mean) + 1) / 2 for mean in means]
+    among = [m for m, counts in zip(means, counted, strict=True) if counts]
+    return [
+        sum(m > mean for m in among) + (among.count(mean) + 1) / 2 if counts else math.nan
+        for mean, counts in zip(means, counted, strict=True)
+    ]
 
 
 SECTION = Section(

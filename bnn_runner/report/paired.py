@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bnn_runner.errors import UserError
 from bnn_runner.report.axes import differing
 from bnn_runner.report.columns import Column, is_companion
 from bnn_runner.report.difference_figure import difference_figure
-from bnn_runner.report.differences import FEWEST, difference
+from bnn_runner.report.differences import FEWEST, Measured, difference
 from bnn_runner.report.filters import Filter, group_text, parse_filters
 from bnn_runner.report.grid import DIFFERS, Grid, Line
 from bnn_runner.report.numbers import Summary
@@ -60,7 +60,7 @@ def paired_differences(table: Table, baseline: Sequence[Filter], summary: Summar
     heads = tuple(f"Δ {header(c, table)}" for c in table.columns)
     note = f"Differences from {words}, seed by seed."
     if summary == "mean":
-        lines, count = _starred(lines, p_values)
+        lines, count = starred(lines, p_values)
         note += (
             f" {DIFFERS}: differs from 0 at 5 % (t test over seeds and test points, n at least {FEWEST}; Holm's rule "
             f"over the {count} differences)."
@@ -69,7 +69,7 @@ def paired_differences(table: Table, baseline: Sequence[Filter], summary: Summar
     return Grid(f"differences from {words}", (*names, "n"), len(names), heads, tuple(lines), note, summary)
 
 
-def _starred(lines: Sequence[Line], p_values: Sequence[Sequence[float]]) -> tuple[list[Line], int]:
+def starred(lines: Sequence[Line], p_values: Sequence[Sequence[float]]) -> tuple[list[Line], int]:
     """The lines with stars, and the number of differences that were tested."""
     places = [(i, j) for i, row in enumerate(p_values) for j, p in enumerate(row) if not math.isnan(p)]
     kept = holm([p_values[i][j] for i, j in places], LEVEL)
@@ -110,12 +110,19 @@ def _difference(row: Row, rival: Row, column: Column, seeds: Sequence[int]) -> t
     if not scores:
         return None, math.nan
     entry = aggregate(scores, absent=len(seeds) - len(scores))
+    ours, theirs = ({s: measured(r.group.done[s], column) for s in kept} for r in (row, rival))
+    return tested(entry, column, ours, theirs)
+
+
+def tested(
+    entry: Entry, column: Column, ours: Mapping[int, Measured], theirs: Mapping[int, Measured]
+) -> tuple[Entry, float]:
+    """An entry of differences with its error over points, and its p-value (NaN for what is not tested)."""
     if entry.nonfinite or entry.not_applicable or not entry.n:
         return replace(entry, points_error=math.nan), math.nan
-    ours, theirs = ({s: measured(r.group.done[s], column) for s in kept} for r in (row, rival))
     found = difference(ours, theirs)
-    tested = entry.better and not (entry.marked or is_companion(column.metric))
-    return replace(entry, points_error=found.over_points), found.p_value if tested else math.nan
+    counts = entry.better and not (entry.marked or is_companion(column.metric))
+    return replace(entry, points_error=found.over_points), found.p_value if counts else math.nan
 
 
 def without_extra(grid: Grid) -> Grid:

@@ -22,7 +22,14 @@ Status = Literal["done", "failed", "interrupted", "unfinished", "damaged"]
 
 _STATUS_FILES: tuple[tuple[str, Status], ...] = (("DONE", "done"), ("FAILED", "failed"), ("INTERRUPTED", "interrupted"))
 _FOLDER_NAME = re.compile(r"(-?\d+)-([0-9a-fA-F]+)")
-_EVIDENCE = ("evidence_nats", "evidence_over", "mode", "structure", "newton_decrement_nats")
+_EVIDENCE = (
+    "evidence_nats",
+    "evidence_over",
+    "mode",
+    "structure",
+    "newton_decrement_nats",
+    "evidence_below_constant",
+)
 _NEEDED_COLUMNS = ("metric", "value", "split", "status")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bnn_runner.report import (
+    centre,
     cost,
     equivalents,
     evidence,
@@ -17,6 +18,7 @@ from bnn_runner.report.section import Section
 
 SECTIONS: tuple[Section, ...] = (
     paired.SECTION,
+    centre.SECTION,
     ranks.SECTION,
     equivalents.SECTION,
     evidence.SECTION,

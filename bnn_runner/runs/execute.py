@@ -21,6 +21,7 @@ from bnn_runner.loggers.finished import log_finished
 from bnn_runner.metrics.causes import with_causes
 from bnn_runner.posteriors import io as posterior_store
 from bnn_runner.rng import derive_seed, generator
+from bnn_runner.runs.against_centre import against_centre
 from bnn_runner.runs.cell import headline, write_description
 from bnn_runner.runs.citations import bibliography
 from bnn_runner.runs.figures import draw_figures, redraw_figures
@@ -249,6 +250,7 @@ def _write(
     report = posterior.report
     if (rule := experiment.training_rule) is not None:
         report = report.extended(*training_facts(rule, networks))
+    report = report.extended(*against_centre(evaluation, experiment))
     if calibration is not None:
         report = report.extended({"temperature": calibration.temperature}, [calibration.note()])
     results: dict[str, Any] = {"report": report.row(), "notes": notes, "headline": headline(scores), **saved}

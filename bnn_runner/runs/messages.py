@@ -106,4 +106,6 @@ def evidence_line(report: dict[str, Any]) -> str:
         selected += ", noise " + ", ".join(f"{sigma:.4g}" for sigma in report["noise_sigma"][:3])
     value, basis = report["evidence_nats"], report.get("evidence_over", "all weights")
     details = f"{report.get('structure')}{selected}, hyper {report.get('hyper_status')}"
+    if report.get("evidence_below_constant"):
+        details += f"; below a constant predictor's {report['constant_loglik_nats']:.2f}"
     return f"log evidence {value:.2f} nats over {basis} ({details})"

@@ -34,6 +34,11 @@ class MeanField:
     def draws(self, num_draws: int, seed: int) -> MeanFieldDraws:
         return MeanFieldDraws(self, seed, 0, num_draws)
 
+    def centre(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of the network at the means μ."""
+        with torch.no_grad():
+            return self.network(x)
+
     def weights(self, s: int, seed: int) -> dict[str, Tensor]:
         """Parameters and buffers of draw s."""
         stream = generator(seed, "mean-field draw", s)

@@ -15,12 +15,12 @@ from bnn_runner.report.tables import build
 def laplace_cell(write_cell):
     """laplace_cell(model, seed, evidence, test log-likelihood, ...)."""
 
-    def write(model, seed, evidence, loglik, over="all weights", decrement=0.1, mode="tangent", **more):
+    def write(model, seed, evidence, loglik, over="all weights", decrement=0.1, mode="tangent", below=False, **more):
         score = {"metric": "marginal_loglik", "value": loglik, "better": "higher", "unit": "nats per point"}
         folder = write_cell("laplace", seed, [score], model=model, **more)
         facts = json.loads((folder / "cell.json").read_text())
         facts["report"] = {"evidence_nats": evidence, "evidence_over": over, "mode": mode}
-        facts["report"]["newton_decrement_nats"] = decrement
+        facts["report"] |= {"newton_decrement_nats": decrement, "evidence_below_constant": below}
         (folder / "cell.json").write_text(json.dumps(facts))
 
     write.outputs = write_cell.outputs
@@ -58,6 +58,21 @@ def test_evidence_over_other_weights_or_data_is_ranked_apart(four_models):
     ]
     tied = next(r for r in found if r.data == "boston")
     assert [r.ranks for r in tied.rows] == [(1.5, 1.5), (1.5, 1.5)] and tied.correlation != tied.correlation
+
+
+def test_an_evidence_below_a_constant_predictors_is_shown_and_not_ranked(four_models):
+    """Planted bugs: it takes a rank; ranks of the others with a hole; one flagged seed of two that counts."""
+    from bnn_runner.report.evidence import evidence_grids
+
+    four_models("e", 0, -1.0, -3.0, below=True)
+    four_models("e", 1, -1.0, -3.0)
+    (found,) = rankings(build(find_cells(four_models.outputs)))
+    assert [r.row.group.key.model for r in found.rows] == ["d", "c", "b", "a", "e"]
+    assert [r.ranks for r in found.rows][:4] == [(1, 1), (2, 3), (3, 2), (4, 4)] and not found.rows[4].ranked
+    assert found.correlation == pytest.approx(0.8)
+    (grid,) = evidence_grids([found])
+    assert grid.lines[-1].words[:3] == ("—", "—", "e") and "over 4 rows: 0.80" in grid.note
+    assert "below that of a constant predictor: e laplace" in grid.note
 
 
 def test_a_row_is_named_by_what_it_has(laplace_cell):
