@@ -20,7 +20,7 @@ from bnn_runner.laplace.evidence_point import EvidencePoint, Mode, evidence_poin
 from bnn_runner.laplace.newton_decrement import decrement_notes, newton_decrement
 from bnn_runner.laplace.noise_evidence import EvidenceWithNoise, NoisyCurvature, with_noise
 from bnn_runner.laplace.prior_family import PriorFamily
-from bnn_runner.laplace.scale_invariance import scale_invariant
+from bnn_runner.laplace.scale_invariance import ScaleInvariance, scale_invariant
 from bnn_runner.laplace.tangent_optimum import TangentModel
 from bnn_runner.laplace.validation_score import Validation, validation_scores
 from bnn_runner.laplace.weak_prior import refuse_too_weak
@@ -85,8 +85,9 @@ def select_precisions(
     """
     few = task.train.gather(torch.arange(min(8, len(task.train))))[0]
     # Part of a tensor can be rescaled on its own, which no normalisation layer undoes.
-    invariant = () if jacobians.chosen else scale_invariant(jacobians.network, few, jacobians.names)
-    family = PriorFamily.of(task, jacobians, curvature, rule, invariant, repairs, validation)
+    whole = not jacobians.chosen
+    invariant = scale_invariant(jacobians.network, few, jacobians.names) if whole else ScaleInvariance()
+    family = PriorFamily.of(task, jacobians, curvature, rule, invariant.names, repairs, validation)
     point = evidence_point(mode, TangentModel(task, jacobians, progress, repairs), family, rule, tolerance, passes)
     parts = _parts(family, point)
     gaussian = parts.curvature.gaussian(parts.precisions)
@@ -102,7 +103,7 @@ def select_precisions(
         **constant,
         "train_loglik_nats": parts.log_likelihood,
         "newton_decrement_nats": decrement,
-        "scale_invariant": list(invariant),
+        "scale_invariant": list(invariant.names),
         "effective_dimension": float(parts.curvature.effective_dimensions(parts.precisions).sum()),
         **parts.facts,
         "hyper_status": point.choice.status,
@@ -111,6 +112,7 @@ def select_precisions(
     }
     notes = (
         *basis.notes,
+        *invariant.notes,
         *point.choice.notes,
         *point.notes,
         *parts.notes,

@@ -81,7 +81,7 @@ class NetworkEvidence:
             fitted = fit_structure(decided(self.structure, size, passes.num_rows, FULL_UP_TO), passes)
             names, loglik = tuple(g.name for g in fitted.groups), log_likelihood(task, network)
             squares = torch.stack([wide(network.parameters[n]).square().sum() for n in names]).cpu()
-            invariant = scale_invariant(network, few, jacobians.names)
+            invariant = scale_invariant(network, few, jacobians.names).names
 
         def evidence(precisions: Tensor) -> Tensor:
             penalty = (precisions.expand(len(squares)) * squares).sum()

@@ -194,7 +194,7 @@ def test_scale_invariant_layers_are_found_and_the_network_is_left_as_it_was(norm
     buffers = {n: b.clone() for n, b in network.buffers.items()}
     modes = [m.training for m in network.module.modules()]
     eps = [getattr(m, "eps", None) for m in network.module.modules()]
-    found = scale_invariant(network, task.train.inputs, tuple(network.parameters))
+    found = scale_invariant(network, task.train.inputs, tuple(network.parameters)).names
     assert {name.rpartition(".")[0] for name in found} == expected
     assert all(name in found for owner in expected for name in (f"{owner}.weight", f"{owner}.bias"))
     assert all(torch.equal(b, network.buffers[n]) for n, b in buffers.items())
