@@ -54,7 +54,7 @@ def centre_differences(table: Table, summary: Summary = "mean") -> Grid:
 
 def _differences(row: Row, columns: Sequence[Column]) -> dict[Column, tuple[Entry | None, float]]:
     """For each column that the centre has too, the entry and its p-value."""
-    found = {}
+    found: dict[Column, tuple[Entry | None, float]] = {}
     for column in columns:
         of_centre = replace(column, metric=CENTRE + column.metric)
         both = {s: c for s, c in row.group.done.items() if column in c.main_scores and of_centre in c.main_scores}

@@ -40,5 +40,5 @@ def against_centre(evaluation: Evaluation, experiment: Experiment) -> tuple[dict
     if rule is not None:  # a method of hyper rules is Laplace's, whose centre is the MAP network
         note += " (method=map)"
         if not rule.needs_validation:
-            note += "; hyper=grid selects the prior precision by this score"
+            note += "; hyper=grid selects the prior precision on that part"
     return facts, [note]
