@@ -38,6 +38,7 @@ from typing import Any
 import yaml
 
 from bnn_runner.config.where_rules import SIZES
+from bnn_runner.report.claims import HEADING, Claim, claim_lines
 from bnn_runner.report.grouping import distinguishing_fields, group_cells, key_of
 from bnn_runner.report.read_cells import CellRecord, find_cells
 from bnn_runner.report.selection import selected_by_validation
@@ -69,7 +70,8 @@ class Preset:
         pictures: Glob pattern of a figure of the runs; those of the first seed of each row are combined into one.
         after: Command line of a program that works on the newest run, before the report.
         keep: Glob pattern of the files that `after` writes into the run; they are kept with the table.
-        shows: What the small size does and does not show, with the reason for every miss.
+        shows: What the small size is, and what it does not show; no statement about the numbers.
+        claims: Statements about the numbers, which are checked (`bnn_runner.report.claims`).
         files: Glob pattern of kept files whose names do not start with the preset's.
         check: Columns of the kept table, each with the relative difference that another machine may show.
     """
@@ -86,6 +88,7 @@ class Preset:
     after: str = ""
     keep: str = ""
     shows: str = ""
+    claims: Sequence[Mapping[str, Any]] = ()
     files: str = ""
     check: Mapping[str, float] | None = None
 
@@ -192,7 +195,7 @@ def make(preset: Preset, place: Place) -> int:
         report = made.read_text(encoding="utf-8").replace(str(place.output), "outputs/reproduce")
         if data := os.environ.get("BNN_DATA_DIR"):
             report = report.replace(data, "DATA")
-        text = [f"# {preset.what}", "", report, preset.shows.strip(), ""]
+        text = [f"# {preset.what}", "", report, preset.shows.strip(), "", *checked(preset, cells)]
         write_text(results / f"{name}.md", "\n".join([*text, f"`{shlex.join(command)}`: {origin(cells)}."]) + "\n")
     return code
 
@@ -203,6 +206,14 @@ def _selected(cells: Sequence[CellRecord], report: str) -> Sequence[CellRecord]:
     if "--select" not in words:
         return cells
     return selected_by_validation(cells, words[words.index("--select") + 1].split(","))[0]
+
+
+def checked(preset: Preset, cells: Sequence[CellRecord]) -> list[str]:
+    """The preset's claims with their outcomes, as lines of Markdown; on the runs that the report selects."""
+    if not preset.claims:
+        return []
+    lines = claim_lines(_selected(cells, preset.report), [Claim(**claim) for claim in preset.claims])
+    return [HEADING, "", *(f"- {line}" for line in lines), ""]
 
 
 def montage(cells: Sequence[CellRecord], picture: str, path: Path) -> None:

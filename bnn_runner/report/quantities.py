@@ -1,7 +1,8 @@
 """Quantities of a cell by name: its scores, and simple functions of them.
 
 A name is a column key of a result table (`rmse`, `dyadic_loglik_tau10_kappa2`), `a / b` the ratio of two,
-`error_percent` 100 (1 − accuracy), `nll` minus the marginal log-likelihood, or `rate NAME`, a learned dropout rate.
+`error_percent` 100 (1 − accuracy), `nll` minus the marginal log-likelihood, `rate NAME` a learned dropout rate, and
+`evidence_nats` or `newton_decrement_nats` those facts of the posterior.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ LINEAR: dict[str, tuple[str, float, float]] = {
     "nll": ("marginal_loglik", -1.0, 0.0),
 }
 """Name -> (score, factor, offset)."""
-_UNSETTLED = ("ok", "n/a")
+FACTS = ("evidence_nats", "newton_decrement_nats")
+_SETTLED = ("ok", "n/a")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Quantity:
 
 
 def quantity_of(cell: CellRecord, name: str) -> Quantity | None:
-    """The quantity; None if the cell does not have it. Ratios and rates have no error over test points."""
+    """The quantity; None if the cell does not have it. Ratios, rates and facts have no error over test points."""
     top, _, bottom = name.partition(" / ")
     if bottom:
         a, b = quantity_of(cell, top), quantity_of(cell, bottom)
@@ -47,6 +49,9 @@ def quantity_of(cell: CellRecord, name: str) -> Quantity | None:
         report = json.loads((cell.path / "cell.json").read_text(encoding="utf-8"))["report"]
         rate = report.get("rates", {}).get(name.removeprefix("rate "))
         return None if rate is None else Quantity(_alone(float(rate)))
+    if name in FACTS:
+        fact = cell.evidence.get(name)
+        return None if fact is None else Quantity(_alone(float(fact)))
     key, factor, offset = LINEAR.get(name, (name, 1.0, 0.0))
     found = [s for column, s in cell.main_scores.items() if column.key == key and s.status != "n/a"]
     if not found:
@@ -58,7 +63,7 @@ def quantity_of(cell: CellRecord, name: str) -> Quantity | None:
         return None if kept is None else replace(kept, values=factor * kept.values + offset)
 
     measured = Measured(factor * score.value + offset, abs(factor) * score.standard_error, points)
-    return Quantity(measured, score.status not in _UNSETTLED)
+    return Quantity(measured, score.status not in _SETTLED)
 
 
 def _alone(value: float) -> Measured:
