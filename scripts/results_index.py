@@ -52,6 +52,11 @@ COSTS = (
     Group("report_costs", "Cost of bnn-report on 2,000 cells", "scripts/benchmark_report.py"),
 )
 OTHERS = (
+    Group(
+        "laplace_defaults",
+        "Rules for Laplace's prior precision on classes, and the choice of the default",
+        "scripts/laplace_defaults.py",
+    ),
     Group("data_sets", "Every data set with its recommended settings: MAP and Laplace", "scripts/data_presets.py"),
     Group("bands", "The default run, `bnn-run`", "scripts/readme_outputs.py --run"),
     Group("yacht", "UCI yacht: three methods, three seeds (the README's example)", "scripts/readme_outputs.py --run"),

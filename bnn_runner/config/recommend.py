@@ -13,7 +13,7 @@ from bnn_runner.config.overrides import Override, parse, render, to_text
 from bnn_runner.config.where_rules import SMALL, settings_where
 from bnn_runner.errors import UserError
 
-FAMILY_DEFAULT = {"model": "mlp", "schedule": "adam", "prior": "isotropic", "hyper": "evidence", "augment": "none"}
+FAMILY_DEFAULT = {"model": "mlp", "schedule": "adam", "prior": "isotropic", "hyper": "auto", "augment": "none"}
 """Choices for a data set that recommends nothing for the selected model."""
 
 

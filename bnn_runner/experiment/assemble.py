@@ -6,10 +6,11 @@ All problems of all components are collected in one `UserError` before any compu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bnn_runner.config.groups import Catalogue
 from bnn_runner.config.run_config import RunConfig, thawed
 from bnn_runner.config.schema import check_fields, show
 from bnn_runner.config.settings import COMPONENTS, Settings, attempt, read_settings
@@ -134,6 +135,8 @@ def build_experiment(run: RunConfig, like: Experiment | None = None) -> Experime
     settings, problems = read_settings(tree, run.start)
     parts, new_problems = _components(run, tree, like)
     problems += new_problems
+    run, new_problems = _by_kind(run, parts)
+    problems += new_problems
     problems += _conflicts(parts, run.choices, settings)
     problems += parts["logger"].problems() if "logger" in parts else []
     shared = like is not None and digests is not None and list(like.run.get("model.weights_digest") or ()) == digests
@@ -177,6 +180,29 @@ def _components(run: RunConfig, tree: Mapping[str, Any], like: Experiment | None
     except UserError as error:
         problems += error.problems
     return parts, problems
+
+
+def _by_kind(run: RunConfig, parts: dict[str, Any]) -> tuple[RunConfig, list[str]]:
+    """Replaces hyper=auto by the rule for the kind of the task, in `parts` and in the returned configuration.
+
+    The overrides keep hyper=auto; the cell is that of the rule itself.
+    """
+    from bnn_runner.hyper.auto import Auto
+
+    auto, data = parts.get("hyper"), parts.get("data")
+    if not isinstance(auto, Auto) or data is None:
+        return run, []
+    try:
+        name, note = auto.choice(data.spec())
+        catalogue = Catalogue([] if run.config_dir is None else [run.config_dir])
+        node = catalogue.load("hyper", name)
+        parts["hyper"] = build(node, [str(a) for a in run.plain().get("allow") or []], "hyper", f"hyper={name}")
+    except UserError as error:
+        return run, list(error.problems)
+    uses = getattr(parts.get("method"), "uses_hyper", False)
+    notes = (*run.notes, note) if note and uses else run.notes
+    tree = run.plain() | {"hyper": node}
+    return replace(run, tree=tree, choices={**thawed(run.choices), "hyper": name}, notes=notes), []
 
 
 def _nodes(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnn_runner.base import Choice, HyperStatus, PrecisionProblem, ValidationScore
 from bnn_runner.errors import raise_all
-from bnn_runner.hyper.validation_choice import NEEDS, Preference, highest, mean, preferred
+from bnn_runner.hyper.validation_choice import highest, mean, preferred
 from bnn_runner.tasks import TaskSpec
 
 LOWEST, HIGHEST = 1e-8, 1e12
@@ -33,9 +33,9 @@ class Grid:
 
     Attributes:
         family: isotropic, one precision for every weight, or g, the one λ of the neural g-prior λ diag(H)/N.
-        score: the highest marginal, dyadic (10 labels over 2 points) or joint (10 points) log-likelihood;
-            marginal_one_se, the smallest precision whose marginal is within one paired standard error of the best; or
-            dyadic_one_se, of these the one with the best dyadic log-likelihood.
+        score: log-likelihood that is compared: marginal, dyadic (10 labels over 2 points) or joint (10 points).
+        standard_errors: the smallest precision wins whose score is at most so many paired standard errors below the
+            best, but none below the training prior's (or the g-prior's λ = 1) unless it is the best; 0 for the best.
         low: smallest precision at first.
         high: largest precision at first.
         num: number of precisions at first.
@@ -45,7 +45,8 @@ class Grid:
     """
 
     family: Literal["isotropic", "g"] = "isotropic"
-    score: Preference = "marginal"
+    score: ValidationScore = "marginal"
+    standard_errors: float = 0.0
     low: float = 1e-2
     high: float = 1e6
     num: int = 17
@@ -62,16 +63,18 @@ class Grid:
             problems.append(f"hyper.num must be at least 2; got {self.num}.")
         if self.refine < 0:
             problems.append(f"hyper.refine must be at least 0; got {self.refine}.")
+        if not 0 <= self.standard_errors < math.inf:
+            problems.append(f"hyper.standard_errors must be at least 0 and finite; got {self.standard_errors}.")
         if self.points is not None and self.points < 1:
             problems.append(f"hyper.points must be at least 1, or null for all; got {self.points}.")
         raise_all(problems)
 
     def problems(self, spec: TaskSpec) -> list[str]:
         """Why the rule does not support the task (empty when it does)."""
-        if spec.kind == "regression" and self.score not in ("marginal", "marginal_one_se"):
+        if spec.kind == "regression" and self.score != "marginal":
             return [
                 f"hyper.score={self.score} requires classes; data={spec.name} is a regression, whose joint densities "
-                "need more draws than a search has. Use hyper.score=marginal or marginal_one_se."
+                "need more draws than a search has. Use hyper.score=marginal."
             ]
         return []
 
@@ -96,20 +99,21 @@ class _Search:
     problem: PrecisionProblem
     rule: Grid
     values: list[float] = field(default_factory=list)
-    rows: list[dict[ValidationScore, Tensor]] = field(default_factory=list)
+    scores: list[Tensor] = field(default_factory=list)
 
     def add(self, values: Tensor) -> None:
         """Score further precisions, all in one pass."""
-        needs = NEEDS[self.rule.score]
-        candidates = [torch.full_like(self.problem.start, float(v)) for v in values]
-        found = self.problem.validation(candidates, needs, self.rule.points) if candidates else []
-        all_values, all_rows = [*self.values, *values.tolist()], [*self.rows, *found]
+        candidates, score = [torch.full_like(self.problem.start, float(v)) for v in values], self.rule.score
+        found = [row[score] for row in self.problem.validation(candidates, [score], self.rule.points)]
+        all_values, all_scores = [*self.values, *values.tolist()], [*self.scores, *found]
         order = sorted(range(len(all_values)), key=all_values.__getitem__)
-        self.values, self.rows = [all_values[i] for i in order], [all_rows[i] for i in order]
+        self.values, self.scores = [all_values[i] for i in order], [all_scores[i] for i in order]
 
     @property
     def chosen(self) -> int | None:
-        return preferred(self.rows, self.rule.score)
+        floor = float(self.problem.start.min())
+        least = sum(value < floor for value in self.values)
+        return preferred(self.scores, self.rule.standard_errors, least)
 
     @property
     def precision(self) -> float:
@@ -118,13 +122,12 @@ class _Search:
 
     def _flat(self, end: int, inner: int) -> bool:
         """Whether the last step at an end changed the score by next to nothing."""
-        score = NEEDS[self.rule.score][0]
-        return not abs(mean(self.rows[end][score]) - mean(self.rows[inner][score])) > FLAT_NATS
+        return not abs(mean(self.scores[end]) - mean(self.scores[inner])) > FLAT_NATS
 
     def beyond(self) -> Tensor:
         """Precisions beyond the end at which the best one is; none where it is inside, flat or at a bound."""
-        nothing, last = torch.empty(0, dtype=torch.float64), len(self.rows) - 1
-        best = highest(self.rows, NEEDS[self.rule.score][0])
+        nothing, last = torch.empty(0, dtype=torch.float64), len(self.scores) - 1
+        best = highest(self.scores)
         if best is None:
             return nothing
         step = math.log10(self.rule.high / self.rule.low) / (self.rule.num - 1)
@@ -145,24 +148,24 @@ class _Search:
 
     def facts(self) -> dict[str, Any]:
         """For the row."""
-        first = NEEDS[self.rule.score]
-        bad = sum(not math.isfinite(mean(row[first[0]])) for row in self.rows)
+        score = self.rule.score
+        bad = sum(not math.isfinite(mean(each)) for each in self.scores)
         total, limit = self.problem.validation_points, self.rule.points
         facts: dict[str, Any] = {
-            "hyper_score": self.rule.score,
-            "grid_points": len(self.rows),
+            "hyper_score": score,
+            "grid_points": len(self.scores),
             "grid_not_finite": bad,
             "grid_searched": [self.values[0], self.values[-1]],
             "grid_validation_points": total if limit is None else min(limit, total),
         }
         if self.chosen is not None:
-            row = self.rows[self.chosen]
-            facts |= {f"grid_best_validation_{_FACT.get(score, score)}": mean(row[score]) for score in first}
+            name = "loglik" if score == "marginal" else f"{score}_loglik"
+            facts[f"grid_best_validation_{name}"] = mean(self.scores[self.chosen])
         return facts
 
     def end(self) -> tuple[HyperStatus, tuple[str, ...]]:
         """How the search ended, and what a reader should know."""
-        chosen, last = self.chosen, len(self.rows) - 1
+        chosen, last = self.chosen, len(self.scores) - 1
         if chosen not in (0, last):
             return "converged", ()
         where = f"hyper=grid: the best precision, {self.precision:.3g}, is at the "
@@ -177,10 +180,6 @@ class _Search:
             return "converged", ()
         ends = f"{LOWEST:.0e} and {HIGHEST:.0e}"
         return "at bound", (f"{where}end of the search, which goes to {ends} at most",)
-
-
-_FACT: dict[ValidationScore, str] = {"marginal": "loglik"}
-"""Names of facts that differ from those of the scores."""
 
 
 def _inside(values: Tensor) -> Tensor:

@@ -1,27 +1,15 @@
-"""Which of several precisions the validation part prefers: by one score, or by two with the error of the first.
+"""Which of several precisions the validation part prefers: the best, or the smallest that is nearly as good.
 
-The standard error of a difference is paired: that of the mean over points of the difference at each point.
+A posterior with a smaller precision is more uncertain, which costs little of the marginal score near its best and gains
+much of the joint one. "Nearly" is in paired standard errors: the one-standard-error rule (Breiman et al. 1984).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 from torch import Tensor
-
-from bnn_runner.base import ValidationScore
-
-Preference = Literal["marginal", "dyadic", "joint", "marginal_one_se", "dyadic_one_se"]
-NEEDS: dict[Preference, tuple[ValidationScore, ...]] = {
-    "marginal": ("marginal",),
-    "dyadic": ("dyadic",),
-    "joint": ("joint",),
-    "marginal_one_se": ("marginal",),
-    "dyadic_one_se": ("marginal", "dyadic"),
-}
-"""The scores that each preference compares, the one that limits the choice first."""
 
 
 def mean(values: Tensor) -> float:
@@ -30,50 +18,40 @@ def mean(values: Tensor) -> float:
 
 
 def paired(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """Mean difference of two rows of scores [1, V] and its standard error; 0 for one point."""
-    each = (one - other).flatten()
-    error = float(each.std() / math.sqrt(len(each))) if len(each) > 1 else 0.0
+    """Mean difference of two sets of scores [R, M] of M points or blocks, and its standard error; 0 if M is 1.
+
+    The error is that of the differences of one permutation; R of them share their points and make it no smaller.
+    """
+    each = one - other
+    count = each.shape[1]
+    error = math.sqrt(float(each.var(dim=1).mean()) / count) if count > 1 else 0.0
     return float(each.mean()), error
 
 
-def highest(rows: Sequence[Mapping[ValidationScore, Tensor]], score: ValidationScore) -> int | None:
-    """The row with the highest finite mean; None if there is none."""
-    finite = [(mean(row[score]), i) for i, row in enumerate(rows) if math.isfinite(mean(row[score]))]
+def highest(scores: Sequence[Tensor]) -> int | None:
+    """The one with the highest finite mean; None if there is none."""
+    finite = [(mean(score), i) for i, score in enumerate(scores) if math.isfinite(mean(score))]
     return max(finite)[1] if finite else None
 
 
-def preferred(rows: Sequence[Mapping[ValidationScore, Tensor]], preference: Preference) -> int | None:
-    """The row that is selected; None where no score is finite.
-
-    marginal, dyadic, joint: the highest. marginal_one_se: the first row of those around the highest marginal whose
-    marginal is at most one standard error lower. dyadic_one_se: of the same rows the one with the highest dyadic score.
+def preferred(scores: Sequence[Tensor], standard_errors: float, least: int = 0) -> int | None:
+    """The first of those below the best, without a gap, that are worse by at most so many paired standard errors.
 
     Args:
-        rows: scores of each precision, in ascending order of the precisions.
-        preference: the rule.
+        scores: of each precision, [R, M], in ascending order of the precisions.
+        standard_errors: 0 for the best itself.
+        least: the first that may be selected without being the best.
+
+    Returns:
+        None where no score is finite.
     """
-    best = highest(rows, NEEDS[preference][0])
-    if best is None or preference in ("marginal", "dyadic", "joint"):
+    best = highest(scores)
+    if best is None or standard_errors == 0:
         return best
-    near = _within_one_error(rows, best)
-    if preference == "marginal_one_se":
-        return near[0]
-    among = highest([rows[i] for i in near], "dyadic")
-    return best if among is None else near[among]
-
-
-def _within_one_error(rows: Sequence[Mapping[ValidationScore, Tensor]], best: int) -> list[int]:
-    """The rows around `best`, without a gap, whose marginal is at most one standard error of the difference lower."""
-
-    def near(i: int) -> bool:
-        if not math.isfinite(mean(rows[i]["marginal"])):
-            return False
-        difference, error = paired(rows[i]["marginal"], rows[best]["marginal"])
-        return difference >= -error
-
-    first = last = best
-    while first > 0 and near(first - 1):
+    first = best
+    while first > least and math.isfinite(mean(scores[first - 1])):
+        difference, error = paired(scores[first - 1], scores[best])
+        if difference < -standard_errors * error:
+            break
         first -= 1
-    while last < len(rows) - 1 and near(last + 1):
-        last += 1
-    return list(range(first, last + 1))
+    return first

@@ -134,7 +134,7 @@ def test_recommendation_for_another_model(toys: Path) -> None:
 def test_pair_without_recommendation_gets_family_defaults_and_says_so(toys: Path) -> None:
     found = expand(["data=toy", "model=lenet"], [toys])
     overrides, notes = found.overrides, found.notes
-    assert {"schedule=adam", "prior=isotropic", "hyper=evidence", "eval.num_draws=12"} <= set(overrides)
+    assert {"schedule=adam", "prior=isotropic", "hyper=auto", "eval.num_draws=12"} <= set(overrides)
     assert not any(o.startswith(("schedule.", "model.")) for o in overrides)
     assert len(notes) == 1 and "lenet" in notes[0] and "schedule=adam" in notes[0]
     found = expand(["data=bare"], [toys])

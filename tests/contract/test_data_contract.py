@@ -125,7 +125,7 @@ def test_the_file_describes_the_class(choice):
 def test_recommendations_name_what_there_is(choice):
     """Catches: a recommendation for a choice or key that does not exist."""
     recommended = read_yaml(choice)["recommended"]
-    assert {"model", "schedule", "prior", "hyper", "values"} <= set(recommended)
+    assert {"model", "schedule", "prior", "values"} <= set(recommended)
     blocks = [recommended]
     for model, block in (recommended.get("for_model") or {}).items():
         blocks += [recommended | {"model": model} | block] if block is not None else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,46 +82,58 @@ def test_a_score_that_is_not_finite_is_skipped_and_counted() -> None:
     assert choice.facts["grid_not_finite"] == 10 and float(choice.precisions[0]) == pytest.approx(10.0)
 
 
-def rows(*marginals: Sequence[float], dyadic: Sequence[float] = ()) -> list[dict[ValidationScore, Tensor]]:
-    found: list[dict[ValidationScore, Tensor]] = []
-    for i, marginal in enumerate(marginals):
-        found.append({"marginal": torch.tensor([marginal], dtype=torch.float64)})
-        if dyadic:
-            found[-1]["dyadic"] = torch.tensor([[dyadic[i]]], dtype=torch.float64)
-    return found
+def scores(*several: Sequence[float]) -> list[Tensor]:
+    return [torch.tensor([each], dtype=torch.float64) for each in several]
 
 
-def test_one_standard_error_is_that_of_the_difference_at_each_point() -> None:
+def test_a_standard_error_is_that_of_the_difference_at_each_point() -> None:
     """Points differ by nats, precisions at each point by hundredths. Planted bugs: the error of the scores themselves,
-    by which every row is near; a gap that is skipped; the largest precision in place of the smallest."""
+    by which every precision is near; a gap that is skipped; the largest precision in place of the smallest."""
     base = torch.tensor([0.0, -1.0, -2.0, -3.0], dtype=torch.float64)
     noise = torch.tensor([0.02, -0.02, 0.01, -0.01], dtype=torch.float64)
     near, far = (base + noise - 0.005).tolist(), (base + noise - 0.02).tolist()
     difference, error = paired(torch.tensor([near], dtype=torch.float64), base.unsqueeze(0))
     assert difference == pytest.approx(-0.005) and error == pytest.approx(float(noise.std()) / 2)
-    several = rows(near, far, near, near, base.tolist(), near)
-    assert preferred(several, "marginal") == 4 and preferred(several, "marginal_one_se") == 2
+    several = scores(near, far, near, near, base.tolist(), near)
+    assert preferred(several, 0) == 4 and preferred(several, 1) == 2
+    assert preferred(several, 0.5) == 4 and preferred(several, 3) == 0
+    assert preferred(scores([math.nan] * 3), 1) is None and preferred(scores([math.nan] * 3, near), 1) == 1
 
 
-def test_dyadic_within_one_error_of_the_marginal() -> None:
-    base, noise = [0.0, -1.0, -2.0], [0.02, -0.02, 0.0]
-    near, far = ([b + n - shift for b, n in zip(base, noise, strict=True)] for shift in (0.005, 0.5))
-    several = rows(far, near, near, base, near, dyadic=(9, 1, 3, 2, 0))
-    assert preferred(several, "dyadic") == 0 and preferred(several, "dyadic_one_se") == 2
-    assert preferred(rows([math.nan] * 3), "marginal_one_se") is None
+def test_permutations_make_an_error_no_smaller() -> None:
+    each = torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.float64)
+    assert paired(each, 0 * each) == paired(each.expand(7, 3), 0 * each) == (1.0, pytest.approx(1 / math.sqrt(3)))
 
 
-def test_scores_and_points_reach_the_problem() -> None:
+def test_the_rule_of_standard_errors_ends_at_the_training_prior() -> None:
+    """The best is inside, and everything below it is within one error. Planted bug: the end of the search, 1e-8."""
+    each = torch.tensor([[5.0, -5.0, 1.0]], dtype=torch.float64)
+
+    def validation(
+        candidates: Sequence[Tensor], scores: Sequence[ValidationScore], points: int | None
+    ) -> list[dict[ValidationScore, Tensor]]:
+        logs = [math.log10(float(c[0])) for c in candidates]
+        return [dict.fromkeys(scores, (x if x < 1 else 2 - x) * each) for x in logs]
+
+    noisy = replace(problem(lambda x: 0.0), validation=validation)
+    assert float(Grid().choose(noisy).precisions[0]) == pytest.approx(10)
+    choice = Grid(standard_errors=1).choose(noisy)  # the training prior's precisions are 0.5 and 2
+    assert choice.status == "converged" and float(choice.precisions[0]) == pytest.approx(10**-0.25)
+    weak = Grid(standard_errors=1, low=1e2, num=9).choose(noisy)  # whose choice is at its low end at first
+    assert float(weak.precisions[0]) == pytest.approx(10**-0.25)
+
+
+def test_score_and_points_reach_the_problem() -> None:
     calls: list[Any] = []
-    Grid(score="dyadic_one_se", points=7).choose(problem(lambda x: -(x**2), calls))
-    assert {(scores, points) for _, scores, points in calls} == {(("marginal", "dyadic"), 7)}
+    Grid(score="dyadic", points=7).choose(problem(lambda x: -(x**2), calls))
+    assert {(scores, points) for _, scores, points in calls} == {(("dyadic",), 7)}
 
 
 def test_wrong_settings_and_tasks_are_refused() -> None:
     with pytest.raises(UserError) as error:
-        Grid(low=2.0, high=1.0, num=1, refine=-1, points=0)
-    assert len(error.value.problems) == 4
+        Grid(low=2.0, high=1.0, num=1, refine=-1, points=0, standard_errors=-1)
+    assert len(error.value.problems) == 5
     spec = TaskSpec("yacht", "regression", (6,), 1, 0.1)
     [refused] = Grid(score="dyadic").problems(spec)
     assert "requires classes" in refused and "hyper.score=marginal" in refused
-    assert not Grid(score="marginal_one_se").problems(spec)
+    assert not Grid(standard_errors=1).problems(spec)
