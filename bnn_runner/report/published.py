@@ -188,7 +188,7 @@ def verdict(ours: Sequence[float], row: Published, own_error: float = math.nan) 
         return "within" if own <= slack else UNDECIDED
     if row.quantity in _HIGHER:
         return "better" if mean > theirs else "WORSE"
-    if row.quantity in ("rmse", "ece", *LINEAR):
+    if row.quantity in ("rmse", "ece", *LINEAR) or row.quantity.startswith("pruning cost "):
         return "better" if mean < theirs else "WORSE"
     return "DIFFERS"
 

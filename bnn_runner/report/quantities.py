@@ -1,12 +1,14 @@
 """Quantities of a cell by name: its scores, and simple functions of them.
 
 A name is a column key of a result table (`rmse`, `dyadic_loglik_tau10_kappa2`), `a / b` the ratio of two,
-`error_percent` 100 (1 − accuracy), `nll` minus the marginal log-likelihood, `rate NAME` a learned dropout rate, and
+`error_percent` 100 (1 − accuracy), `nll` minus the marginal log-likelihood, `rate NAME` a learned dropout rate,
+`pruning cost P` the points of error that removing P percent of the weights adds (a run on which bnn-prune was used), and
 `evidence_nats` or `newton_decrement_nats` those facts of the posterior.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Sequence
@@ -52,6 +54,9 @@ def quantity_of(cell: CellRecord, name: str) -> Quantity | None:
     if name in FACTS:
         fact = cell.evidence.get(name)
         return None if fact is None else Quantity(_alone(float(fact)))
+    if name.startswith("pruning cost "):
+        cost = _pruning_cost(cell, float(name.removeprefix("pruning cost ")))
+        return None if cost is None else Quantity(cost)
     key, factor, offset = LINEAR.get(name, (name, 1.0, 0.0))
     found = [s for column, s in cell.main_scores.items() if column.key == key and s.status != "n/a"]
     if not found:
@@ -64,6 +69,17 @@ def quantity_of(cell: CellRecord, name: str) -> Quantity | None:
 
     measured = Measured(factor * score.value + offset, abs(factor) * score.standard_error, points)
     return Quantity(measured, score.status not in _SETTLED)
+
+
+def _pruning_cost(cell: CellRecord, percent: float) -> Measured | None:
+    """The cost of removing `percent` of the weights; None without a table of bnn-prune."""
+    try:
+        with (cell.path / "pruning.csv").open(encoding="utf-8", newline="") as file:
+            found = {float(row["removed_percent"]): row for row in csv.DictReader(file)}
+        row = found[percent]
+        return Measured(float(row["cost"]), float(row["cost_standard_error"]), lambda: None)
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _alone(value: float) -> Measured:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from bnn_runner.evaluation.evaluate import evaluate_split
 from bnn_runner.metrics.marginal import Marginal
 from bnn_runner.report import style
 from bnn_runner.report.looks import look
+from bnn_runner.scoring import SplitEvaluation
 from bnn_runner.tasks import Task
 from bnn_runner.variational.posterior import MeanField
 
@@ -24,14 +26,17 @@ if TYPE_CHECKING:
 class Pruned:
     """One row: `removed_percent` of the weights that have a standard deviation; scores on the test set.
 
-    `error` is the share of wrong classes in percent, or the root mean squared error in target units;
-    `loglik` the mean marginal log-likelihood in nats per point, with its standard error.
+    `error` is the share of wrong classes in percent, or the root mean squared error in target units; `cost` the error
+    minus that with all weights, with the standard error of the difference over the same points; `loglik` the mean
+    marginal log-likelihood in nats per point, with its standard error.
     """
 
     removed_percent: float
     weights_left: int
     error: float
     error_standard_error: float
+    cost: float
+    cost_standard_error: float
     loglik: float
     loglik_standard_error: float
 
@@ -49,46 +54,56 @@ def prune(
         seed: of the draws.
         batch_size: points pushed through the network at once.
     """
-    rows = []
-    for percent in percents:
+    found: dict[float, Pruned] = {}
+    whole, whole_parts = 0.0, torch.zeros(0)
+    for percent in dict.fromkeys([0.0, *percents]):
         left = posterior.pruned(percent / 100)
         removed = sum(int((s == 0).sum()) for s in left.sigmas.values())
         evaluation = evaluate_split(task, left, task.test, "draws", num_draws, seed, batch_size)
         marginal = next(s for s in Marginal()(evaluation, seed) if s.metric == "marginal_loglik")
-        test = evaluation.test
-        assert test.targets is not None
-        n = len(test.ids)
-        if test.mean_probs is not None:
-            wrong = (test.mean_probs.argmax(-1) != test.targets).double()
-            error, error_se = 100 * float(wrong.mean()), 100 * float(wrong.std() / math.sqrt(n))
-        else:
-            assert test.means is not None
-            squares = (test.means.double().mean(0) - test.targets).square().mean(-1)
-            error = float(squares.mean().sqrt())
-            error_se = float(squares.std() / math.sqrt(n)) / (2 * max(error, 1e-300))
-        rows.append(
-            Pruned(
-                percent,
-                posterior.network.num_parameters - removed,
-                error,
-                error_se,
-                marginal.value,
-                marginal.standard_error,
-            )
+        error, parts = _error(evaluation.test)
+        if percent == 0:
+            whole, whole_parts = error, parts
+        found[percent] = Pruned(
+            percent,
+            posterior.network.num_parameters - removed,
+            error,
+            _standard_error(parts),
+            error - whole,
+            _standard_error(parts - whole_parts),
+            marginal.value,
+            marginal.standard_error,
         )
-    return rows
+    return [found[percent] for percent in percents]
+
+
+def _error(test: SplitEvaluation) -> tuple[float, Tensor]:
+    """The error, and each point's part [N] of its variation: the error's standard error is sd(parts)/√N."""
+    assert test.targets is not None
+    if test.mean_probs is not None:
+        wrong = 100 * (test.mean_probs.argmax(-1) != test.targets).double()
+        return float(wrong.mean()), wrong
+    assert test.means is not None
+    squares = (test.means.double().mean(0) - test.targets).square().mean(-1)
+    error = float(squares.mean().sqrt())
+    return error, squares / (2 * max(error, 1e-300))
+
+
+def _standard_error(parts: Tensor) -> float:
+    return float(parts.std() / math.sqrt(len(parts)))
 
 
 def markdown(rows: Sequence[Pruned], error_name: str) -> str:
     """The rows as a Markdown table."""
     lines = [
-        f"| removed % | weights left | {error_name} | log-likelihood, nats per point |",
-        "| ---: | ---: | ---: | ---: |",
+        f"| removed % | weights left | {error_name} | above all weights | log-likelihood, nats per point |",
+        "| ---: | ---: | ---: | ---: | ---: |",
     ]
     for r in rows:
+        cost = f"{r.cost:.2g} ± {r.cost_standard_error:.2g}" if r.removed_percent else ""
         lines.append(
             f"| {r.removed_percent:g} | {r.weights_left:,} | {r.error:.3g} ± {r.error_standard_error:.2g} "
-            f"| {r.loglik:.4g} ± {r.loglik_standard_error:.2g} |"
+            f"| {cost} | {r.loglik:.4g} ± {r.loglik_standard_error:.2g} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -38,6 +38,13 @@ def test_pruning_writes_its_table_and_figure(folders: dict[str, Path], capsys: p
     assert float(rows[0]["error"]) == pytest.approx(100 * (1 - float(scores["accuracy"]["value"])), abs=1e-9)
     assert float(rows[0]["loglik"]) == pytest.approx(float(scores["marginal_loglik"]["value"]), abs=1e-9)
     assert float(rows[2]["loglik"]) == pytest.approx(-0.693147, abs=1e-5), "nothing left: one half for each class"
+    for row in rows:
+        assert float(row["cost"]) == pytest.approx(float(row["error"]) - float(rows[0]["error"]), abs=1e-9)
+    ends, apart = (float(rows[k]["error_standard_error"]) for k in (0, 2)), float(rows[2]["cost_standard_error"])
+    assert float(rows[0]["cost_standard_error"]) == 0 < apart <= sum(ends)
+    assert main([str(folder), "--fractions", "50"]) == 0
+    assert _rows(folder / "pruning.csv") == [rows[1]], "the cost does not need 0 among the fractions"
+    assert main([str(folder), "--fractions", "0,50,100"]) == 0
     assert (folder / "figures" / "pruning.png").stat().st_size > 5000
     assert "weights left" in capsys.readouterr().out
 

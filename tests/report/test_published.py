@@ -218,3 +218,17 @@ def test_two_settings_of_a_method_are_judged_apart(write_cell, values):
         ("hyper=evidence step laplace_kfac − laplace_full", "order holds"),
         ("hyper=grid step laplace_kfac − laplace_full", "order holds"),
     ]
+
+
+def test_the_cost_of_pruning_is_compared_by_its_paired_error(write_cell, values):
+    """Planted bugs: the cost of another share; the error itself for its increase; a run that was not pruned."""
+    folder = write_cell("bbb", 0, data="d", choices={"experiment": "e"})
+    row = dataclasses.replace(
+        ROW, method="bbb", quantity="pruning cost 98", value="0.15", spread="", kind="", tolerance="0.1", why="noise"
+    )
+    values(row)
+    assert compare_with_published(find_cells(write_cell.outputs), "e") is None
+    table = "removed_percent,error,cost,cost_standard_error\n0.0,1.6,0.0,0.0\n98.0,3.0,1.4,0.03\n"
+    (folder / "pruning.csv").write_text(table)
+    grid = compare_with_published(find_cells(write_cell.outputs), "e")
+    assert grid is not None and [(line.words[6], line.entries[0].mean) for line in grid.lines] == [("WORSE", 1.4)]
