@@ -2,8 +2,8 @@
 
 A name is a column key of a result table (`rmse`, `dyadic_loglik_tau10_kappa2`), `a / b` the ratio of two,
 `error_percent` 100 (1 − accuracy), `nll` minus the marginal log-likelihood, `rate NAME` a learned dropout rate,
-`pruning cost P` the points of error that removing P percent of the weights adds (a run on which bnn-prune was used), and
-`evidence_nats` or `newton_decrement_nats` those facts of the posterior.
+`pruning cost P` the points of error that removing P percent of the weights adds (a run on which bnn-prune was used),
+and `evidence_nats` or `newton_decrement_nats` those facts of the posterior.
 """
 
 from __future__ import annotations
