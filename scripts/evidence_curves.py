@@ -25,6 +25,7 @@ import torch
 from bnn_runner.base import Network
 from bnn_runner.experiment import load_experiment
 from bnn_runner.report import style
+from bnn_runner.report.looks import look
 from bnn_runner.runs.cell import table_text
 from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Split
@@ -35,6 +36,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "mnist": ("data=mnist", "model=mlp", "model.hidden=[100,100]", "schedule.batch_size=128"),
     "cifar10": ("data=cifar10", "model=cnn", "model.channels=[16,32,32]", "schedule.batch_size=64"),
 }
+TONES = {"plain": look("map").colour, "online": look("laplace").colour}
 COMMON = ("method=map", "schedule=adam", "schedule.lr=0.002", "data.train_size=2000", "data.test_size=1000")
 ARMS: dict[str, tuple[str, ...]] = {
     "plain": ("hyper=fixed",),
@@ -94,11 +96,11 @@ def trained(data: str, arm: str, epochs: int) -> list[Point]:
 
 def draw(curves: dict[str, dict[str, list[Point]]], path: Path) -> None:
     """A row of panels per data set: log-likelihoods, error, log evidence."""
-    figure, axes = style.new_figure(len(curves), 3, width=4.2, height=3.2)
+    figure, axes = style.new_figure(len(curves), 3, width=3.3, height=2.9)
     for line, (data, arms) in enumerate(curves.items()):
         loglik, error, evidence = axes[3 * line : 3 * line + 3]
         for i, (arm, points) in enumerate(arms.items()):
-            epochs, tone = [p.epoch for p in points], style.colour(i)
+            epochs, tone = [p.epoch for p in points], TONES[arm]
             loglik.plot(epochs, [p.train_loglik for p in points], color=tone, lw=1.0, ls="--", label=f"{arm}, train")
             loglik.plot(epochs, [p.test_loglik for p in points], color=tone, lw=1.5, label=f"{arm}, test")
             error.plot(epochs, [100 * p.test_error for p in points], color=tone, lw=1.5, label=arm)
@@ -115,8 +117,7 @@ def draw(curves: dict[str, dict[str, list[Point]]], path: Path) -> None:
             style.panel_title(ax, f"{data}: {title}")
             ax.set_xlabel("epoch")
             ax.set_ylabel(unit)
-        loglik.legend(fontsize=7, frameon=False)
-        error.legend(fontsize=7, frameon=False)
+    style.legend_below(figure, *axes[0].get_legend_handles_labels())
     style.title(figure, "Training with precisions selected by the evidence, and with a fixed precision")
     style.save(figure, path)
 

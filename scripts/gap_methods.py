@@ -40,6 +40,7 @@ from bnn_runner.mcmc.diagnostics import effective_draws, rhat
 from bnn_runner.mcmc.posterior import ChainPosterior
 from bnn_runner.mcmc.summary import RHAT_LIMIT
 from bnn_runner.report import style
+from bnn_runner.report.looks import look
 from bnn_runner.report.separation import LEVEL
 from bnn_runner.report.student import holm, two_sided
 from bnn_runner.runs.cell import table_text
@@ -241,13 +242,13 @@ def draw_distances(rows: Sequence[Summary], path: Path) -> None:
     """W1 in the gap of every method with its standard error, and HMC's own error as a band."""
     figure, (ax,) = style.new_figure(width=6.4, height=1.2 + 0.26 * len(rows))
     [own] = [s for s in rows if s.method == OWN]
-    ax.axvspan(0, own.mean("gap"), color="#B8B8B8", alpha=0.6, lw=0, label="HMC's own error")
+    ax.axvspan(0, own.mean("gap"), color=style.PALE, alpha=0.4, lw=0, label="HMC's own error")
     shown = [*(s for s in rows if s.mixed and s is not own), *(s for s in rows if not s.mixed)]
     for i, s in enumerate(shown):
         error = s.error("gap")
         ax.errorbar(
-            [s.mean("gap")], [i], xerr=None if math.isnan(error) else [error], color=style.BLUE, marker="o",
-            mfc=style.BLUE if s.mixed else "white", capsize=3,
+            [s.mean("gap")], [i], xerr=None if math.isnan(error) else [error], fmt=look(s.method).marker,
+            color=look(s.method).colour, mfc=look(s.method).colour if s.mixed else "white", capsize=3,
         )  # fmt: skip
     ax.set_yticks(range(len(shown)), [s.method + ("" if s.mixed else " (not mixed)") for s in shown])
     ax.set_ylim(len(shown) - 0.5, -0.5)
@@ -267,26 +268,28 @@ def draw(found: Sequence[Distance], mixtures: Mapping[str, Mixture], places: Pla
     assert targets is not None and task.input_mean is not None and task.input_scale is not None
     points = task.input_mean + task.input_scale * inputs, task.target_mean + task.target_scale * targets
     shown = sorted((d for d in found if d.method in mixtures and d.seed == found[0].seed), key=lambda d: d.gap)
-    columns = min(4, len(shown))
-    figure, axes = style.new_figure(rows=math.ceil(len(shown) / columns), columns=columns, width=3.4, height=2.5)
+    figure, axes = style.new_panels(len(shown), width=3.3, height=2.5)
     reach = float((centre + 3 * spread).max()) + 0.5, float((centre - 3 * spread).min()) - 0.5
     for ax, d in zip(axes, shown, strict=False):
         mean, sd = (v[order] for v in mixtures[d.method].moments())
+        tone = look(d.method).colour
         ax.fill_between(
-            x, centre - 2 * spread, centre + 2 * spread, color="#B8B8B8", alpha=0.6, lw=0, label="HMC ±2 sd"
+            x, centre - 2 * spread, centre + 2 * spread, color=style.PALE, alpha=0.4, lw=0, label="HMC ±2 sd"
         )
-        ax.plot(x, mean, color=style.BLUE, lw=1.6, label="mean")
+        ax.plot(x, mean, color=tone, lw=1.6)
         for side in (-2, 2):
-            ax.plot(x, mean + side * sd, color=style.BLUE, lw=1.0, ls="--", label="±2 sd" if side > 0 else None)
-        ax.plot(*(p[:, 0] for p in points), color=style.VERMILION, ls="", marker="o", ms=2.5, label="training points")
+            ax.plot(x, mean + side * sd, color=tone, lw=1.0, ls="--")
+        ax.plot(*(p[:, 0] for p in points), color=style.INK, ls="", marker="o", ms=2.5, label="training points")
         ax.set_ylim(min(reach), max(reach))
+        ax.set_xlabel("input")
+        ax.set_ylabel("target")
         unmixed = d.rhat is not None and d.rhat > RHAT_LIMIT
         told = "reference" if d.method == REFERENCE else f"W1 in the gap {d.gap:.3f}"
-        style.panel_title(ax, f"{d.method}: {told}" + (", not mixed" if unmixed else ""))
-    for spare in axes[len(shown) :]:
-        spare.set_axis_off()
+        style.panel_title(ax, f"{d.method}: {told}" + (",\nnot mixed" if unmixed else ""))
     style.title(
-        figure, f"Predictive distribution of a new observation, seed {found[0].seed}: each method, and HMC (grey)"
+        figure,
+        f"Predictive distribution of a new observation, seed {found[0].seed}: each method in its colour "
+        "(mean, and ±2 sd dashed),\nand HMC (band)",
     )
     style.legend_below(figure, *axes[0].get_legend_handles_labels())
     style.save(figure, path)

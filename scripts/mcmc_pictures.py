@@ -35,6 +35,7 @@ from bnn_runner.mcmc.dynamics import ChainState, hamiltonian, langevin
 from bnn_runner.mcmc.noise import ChainNoise
 from bnn_runner.mcmc.steps import Cyclical, Polynomial, StepSizes, evenly_kept
 from bnn_runner.report import style
+from bnn_runner.report.looks import look
 from bnn_runner.rng import derive_seed
 from bnn_runner.tasks import Split
 
@@ -161,12 +162,12 @@ def mixture(seed: int, folder: Path) -> list[Row]:
 
     figure, (left, right) = style.new_figure(columns=2, width=4.2, height=3.8)
     levels = torch.linspace(0.05, 0.95, 7) * float(mass.max())
-    left.contour(*axes, mass.T, levels=levels.tolist(), colors=style.BLUE, linewidths=1)
+    left.contour(*axes, mass.T, levels=levels.tolist(), colors=style.INK, linewidths=1)
     edges = [np.linspace(-1, 2, 90), np.linspace(-3, 3, 90)]
     counts, _, _ = np.histogram2d(
         draws[..., 0].flatten(), draws[..., 1].flatten(), bins=edges, weights=spread.flatten()
     )
-    right.pcolormesh(*edges, counts.T, cmap="Blues")
+    right.pcolormesh(*edges, counts.T, cmap="YlGn")
     for ax, title in ((left, "exact posterior"), (right, "SGLD, weighted by step size")):
         style.panel_title(ax, title)
         ax.set_xlim(-1, 2)
@@ -207,8 +208,8 @@ def double_well(seed: int, folder: Path) -> list[Row]:
     steps = Polynomial(dt**2, dt**2, 0.55, total)
     rows = []
     for name, dynamics, colour in (
-        ("SGHMC", with_friction, style.BLUE),
-        ("noisy HMC, no friction", without_friction, style.VERMILION),
+        ("SGHMC", with_friction, look("sghmc").colour),
+        ("noisy HMC, no friction", without_friction, style.PALE),
     ):
         start = torch.zeros(lanes, 1, dtype=torch.float64)
         kept = range(every - 1, total, every)
@@ -312,10 +313,10 @@ def gaussians(seed: int, folder: Path) -> list[Row]:
         limits = (None, None) if tolerance is None else (exact - tolerance, exact + tolerance)
         rows.append(Row("25 Gaussians", name, "share of draws within 3 sd of a mode", within, exact, *limits))
         pictures.append((name, draws[0]))
-    figure, panels = style.new_figure(columns=3, width=3.8, height=3.9)
+    figure, panels = style.new_figure(columns=3, width=3.3, height=3.4)
     for ax, (name, draws) in zip(panels, pictures, strict=True):
-        ax.scatter(*draws[::10].T, s=1, color=style.BLUE, alpha=0.3, lw=0)
-        ax.scatter(*centres.T, s=14, color=style.VERMILION, marker="x", lw=1)
+        ax.scatter(*draws[::10].T, s=1, color=look("csgld" if "cyclical" in name else "sgld").colour, alpha=0.3, lw=0)
+        ax.scatter(*centres.T, s=14, color=style.INK, marker="x", lw=1)
         style.panel_title(ax, f"{name}, one chain" if name == "SGLD" else name)
         ax.set_xlim(-5, 5)
         ax.set_ylim(-5, 5)

@@ -40,11 +40,15 @@ from bnn_runner.laplace.posterior import LinearisedLaplace
 from bnn_runner.methods.laplace import Laplace
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.report import style
+from bnn_runner.report.looks import look
 from bnn_runner.runs.cell import table_text
 from bnn_runner.runtime.files import write_text
 from bnn_runner.tasks import Task
 from bnn_runner.training.schedules import Schedule
 
+TONE = look("laplace").colour
+TONES = style.tints(TONE, 3)[1:]
+"""Of w* and v*."""
 PRECISIONS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 CURVE = torch.logspace(-2, 4, 37, dtype=torch.float64).tolist()
 Where = Literal["network", "tangent"]
@@ -162,18 +166,19 @@ def bands(ax: Axes, problem: Problem, shown: Row, grid: Tensor) -> None:
     both = (deviation.square() + scale**2 * float((2 * network.likelihood.log_noise).exp())).sqrt()
     y, known = task.train.targets, task.test.targets
     assert y is not None and known is not None
-    ax.scatter(task.train.inputs[:, 0], scale * y[:, 0] + shift, s=5, color=style.GREY, lw=0, alpha=0.6, label="data")
+    ax.scatter(task.train.inputs[:, 0], scale * y[:, 0] + shift, s=5, color=style.PALE, lw=0, alpha=0.6, label="data")
     held = task.test.inputs[problem.in_gap, 0], scale * known[problem.in_gap, 0] + shift
-    ax.scatter(*held, s=5, color=style.VERMILION, lw=0, alpha=0.6, label="left out")
-    ax.plot(grid[:, 0], mean, color=style.BLUE, lw=1.2, label="f(x, w*)")
-    for width, alpha in ((deviation, 0.30), (both, 0.15)):
-        ax.fill_between(grid[:, 0], mean - 2 * width, mean + 2 * width, color=style.BLUE, alpha=alpha, lw=0)
+    ax.scatter(*held, s=5, color=style.INK, lw=0, alpha=0.6, label="left out")
+    ax.plot(grid[:, 0], mean, color=TONE, lw=1.2, label="f(x, w*)")
+    bands = ((deviation, 0.30, "±2 sd, function"), (both, 0.15, "±2 sd, new observation"))
+    for width, alpha, label in bands:
+        ax.fill_between(grid[:, 0], mean - 2 * width, mean + 2 * width, color=TONE, alpha=alpha, lw=0, label=label)
     middle, reach = float(y.mean()) * scale + shift, 4.5 * scale
     ax.set_ylim(middle - reach, middle + reach)
     style.panel_title(
         ax,
         f"precision {shown.precision:.4g}{f', {shown.of}' if shown.of else ''}\n"
-        f"test log-likelihood {shown.test_loglik:.3f}, in the gap {shown.gap_loglik:.3f}",
+        f"test score {shown.test_loglik:.3f}, in the gap {shown.gap_loglik:.3f}",
     )
 
 
@@ -181,11 +186,11 @@ def curves(ax: Axes, curve: list[Row], choices: dict[Where, Row]) -> None:
     """Both evidences and their maxima; only the part near the maxima is shown."""
     for i, (where, name) in enumerate(PLACES.items()):
         values = [r.evidence_at_w if where == "network" else r.evidence_at_v for r in curve]
-        ax.plot([r.precision for r in curve], values, color=style.colour(i), lw=1.4, label=f"at {name}")
+        ax.plot([r.precision for r in curve], values, color=TONES[i], lw=1.4, label=f"at {name}")
         best = choices[where]
         height = best.evidence_at_w if where == "network" else best.evidence_at_v
         label = f"largest at {name}: {best.precision:.3g}"
-        ax.plot(best.precision, height, style.marker(i), color=style.colour(i), ms=7, ls="", label=label)
+        ax.plot(best.precision, height, style.marker(i), color=TONES[i], ms=7, ls="", label=label)
     ax.set_xscale("log")
     top = choices["tangent"].evidence_at_v
     ax.set_ylim(min(choices["network"].evidence_at_w, top - 100) - 100, top + 20)
@@ -200,9 +205,9 @@ def logliks(ax: Axes, curve: list[Row], choices: dict[Where, Row]) -> None:
     for i, (values, name) in enumerate(
         [([r.test_loglik for r in curve], "among the data"), ([r.gap_loglik for r in curve], "in the gap")]
     ):
-        ax.plot([r.precision for r in curve], values, color=style.colour(2 + i), lw=1.4, label=name)
+        ax.plot([r.precision for r in curve], values, color=(style.PALE, style.INK)[i], lw=1.4, label=name)
     for i, (where, name) in enumerate(PLACES.items()):
-        ax.axvline(choices[where].precision, color=style.colour(i), lw=1, ls=":", label=f"largest evidence at {name}")
+        ax.axvline(choices[where].precision, color=TONES[i], lw=1, ls=":", label=f"largest evidence at {name}")
     ax.set_xscale("log")
     best = max(r.gap_loglik for r in curve)
     ax.set_ylim(min(choices[w].gap_loglik for w in PLACES) - 1, max(best, *(r.test_loglik for r in curve)) + 0.2)
@@ -331,13 +336,13 @@ def panels(problem: Problem, path: Path) -> list[Row]:
     x = task.train.inputs[:, 0]
     span = float(x.max() - x.min())
     grid = torch.linspace(float(x.min()) - 0.3 * span, float(x.max()) + 0.3 * span, 300, dtype=torch.float64)[:, None]
-    figure, axes = style.new_figure(3, 3, width=4.2, height=3.2)
+    figure, axes = style.new_figure(3, 3, width=3.3, height=2.9)
     for ax, shown in zip(axes, rows, strict=False):
         bands(ax, problem, shown, grid)
-    axes[0].legend(fontsize=7, frameon=False, loc="upper left")
     curve = [row(problem, p) for p in CURVE]
     curves(axes[-2], curve, choices)
     logliks(axes[-1], curve, choices)
+    style.legend_below(figure, *axes[0].get_legend_handles_labels())
     style.title(figure, f"Batchnorm MLP 1-50-50-1 on {problem.data}: linearised Laplace, full curvature")
     style.save(figure, path)
     return rows

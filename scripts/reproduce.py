@@ -27,6 +27,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -39,15 +40,13 @@ import yaml
 
 from bnn_runner.config.where_rules import SIZES
 from bnn_runner.report.claims import HEADING, Claim, claim_lines
-from bnn_runner.report.grouping import distinguishing_fields, group_cells, key_of
+from bnn_runner.report.grouping import ABSENT, distinguishing_fields, group_cells, key_of
 from bnn_runner.report.read_cells import CellRecord, find_cells
 from bnn_runner.report.selection import selected_by_validation
 from bnn_runner.runtime.files import write_text
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "outputs" / "results"
-MOST_ACROSS, PICTURE_INCHES = 3, 5.0
-"""Figures of runs in one row of a combined figure, and the width of each."""
 STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM}
 """Exit codes of an interrupted program: no table is made from half a sweep."""
 _DRAWING = threading.Lock()
@@ -219,7 +218,8 @@ def checked(preset: Preset, cells: Sequence[CellRecord]) -> list[str]:
 def montage(cells: Sequence[CellRecord], picture: str, path: Path) -> None:
     """Combine a figure of the runs, given by a glob pattern, for the first seed of every row of the table.
 
-    Figures of one shape are arranged in rows of at most three, all of the same width.
+    Figures keep their own size, at which their text is readable, in rows as wide as a page. Each names its run in its
+    title; what else distinguishes the row is written above it.
     """
     from matplotlib.figure import Figure
     from matplotlib.image import imread
@@ -228,32 +228,32 @@ def montage(cells: Sequence[CellRecord], picture: str, path: Path) -> None:
 
     groups, _ = group_cells(cells)
     extra = distinguishing_fields(groups)
-    shapes: dict[tuple[str, float], list[tuple[str, Any]]] = {}  # data and height by width
+    lines: list[list[tuple[str, Any, float, float]]] = []  # settings, pixels, width and height in inches
     for i, group in enumerate(groups):
         if group.done and (files := sorted((next(iter(group.done.values())).path / "figures").glob(picture))):
             pixels = imread(files[0])
-            title = " ".join([group.key.method, *(texts[i] for texts in extra.values())])
-            shape = group.key.data, round(pixels.shape[0] / pixels.shape[1], 1)
-            shapes.setdefault(shape, []).append((title, pixels))
-    lines = [
-        (shape, found[k : k + MOST_ACROSS])
-        for shape, found in shapes.items()
-        for k in range(0, len(found), MOST_ACROSS)
-    ]
+            settings = [f"{k.split('.')[-1]}={texts[i]}" for k, texts in extra.items() if texts[i] != ABSENT]
+            high, wide = (side / style.DOTS_PER_INCH for side in pixels.shape[:2])
+            if not lines or sum(w for _, _, w, _ in lines[-1]) + wide > style.MOST_WIDTH:
+                lines.append([])
+            lines[-1].append((" ".join(settings), pixels, wide, high))
     if not lines:
         return
-    across, above = max(len(line) for _, line in lines), 0.3
-    heights = [above + PICTURE_INCHES * shape[1] for shape, _ in lines]
-    figure = Figure(figsize=(PICTURE_INCHES * across, sum(heights)))
-    top = sum(heights)
-    for height, (_, line) in zip(heights, lines, strict=True):
-        for place, (title, pixels) in enumerate(line):
-            low = (top - height) / sum(heights)
-            ax = figure.add_axes((place / across, low, 1 / across, (height - above) / sum(heights)))
+    above = 0.25 if any(settings for line in lines for settings, *_ in line) else 0.0
+    width = max(sum(w for _, _, w, _ in line) for line in lines)
+    height = sum(above + max(h for *_, h in line) for line in lines)
+    figure, top = Figure(figsize=(width, height)), height
+    for line in lines:
+        left = 0.0
+        for settings, pixels, wide, high in line:
+            ax = figure.add_axes((left / width, (top - above - high) / height, wide / width, high / height))
             ax.set_axis_off()
-            ax.imshow(pixels)
-            ax.set_title(title, fontsize=9)
-        top -= height
+            ax.imshow(pixels, aspect="auto")
+            if settings:
+                where = ((left + wide / 2) / width, (top - 0.05) / height)
+                figure.text(*where, textwrap.shorten(settings, round(wide / 0.075)), fontsize=9, ha="center", va="top")
+            left += wide
+        top -= above + max(h for *_, h in line)
     style.save(figure, path)
 
 

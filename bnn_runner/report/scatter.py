@@ -12,7 +12,7 @@ from bnn_runner.report.looks import Look
 from bnn_runner.report.tables import Entry, Row
 
 _ACROSS, _PANEL, _ALONE = 2, (4.9, 3.7), (6.0, 4.0)
-_HEAD, _LEFT, _FOOT, _GAP = 0.85, 0.8, 0.85, 0.3
+_HEAD, _LINE, _LEFT, _FOOT, _GAP = 0.7, 0.17, 0.8, 0.85, 0.3
 _LEGEND_COLUMNS = 4
 
 
@@ -48,10 +48,11 @@ def scatter(panels: Sequence[Panel], title: str, path: Path, log_x: bool = False
         for panel in panels
         for label, point in panel.points.items()
     }
+    head = _HEAD + _LINE * title.count("\n")
     width, lines = wide * across, math.ceil(len(panels) / across)
     columns = style.legend_columns(list(handles), width, _LEGEND_COLUMNS)
     legend = 0.1 + 0.2 * math.ceil(len(handles) / columns)
-    height = _HEAD + lines * high + legend
+    height = head + lines * high + legend
     figure = Figure(figsize=(width, height))
     axes = list(figure.subplots(lines, across, squeeze=False).flat)
     compared: dict[str, list[int]] = {}
@@ -82,7 +83,7 @@ def scatter(panels: Sequence[Panel], title: str, path: Path, log_x: bool = False
         style.share(axes[: len(panels)], "x")
     figure.suptitle(title, fontsize=10, fontweight="bold", y=1 - 0.1 / height, va="top")
     style.legend_below(figure, list(handles.values()), list(handles), columns)
-    edges = {"left": _LEFT, "right": 0.2, "top": _HEAD, "bottom": _FOOT - _GAP + legend}
+    edges = {"left": _LEFT, "right": 0.2, "top": head, "bottom": _FOOT - _GAP + legend}
     style.place(figure, (width, height), lines, across, **edges, across=_LEFT + 0.1, down=_FOOT)
     return style.save(figure, path)
 
