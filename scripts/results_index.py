@@ -70,6 +70,8 @@ ENDINGS = {
     "_choices.csv": "numbers of the second table: the largest evidence of each family of precisions",
     "_curves.png": "curves: joint scores by block size, scores under shift, training by epoch",
     "_baseline.png": "differences from the baseline on every data set",
+    "_marginal_dyadic.png": "marginal against dyadic score, one point per method",
+    "_structures.png": "evidence of one network by structure of the curvature",
     "_cost.png": "scores against seconds",
     "_evidence.png": "log evidence against the test score",
     "_pictures.png": "predictions of each method, first seed",

@@ -38,7 +38,7 @@ def difference_figure(grid: Grid, path: Path) -> Path | None:
         return None
     labels = list(methods)
     tall = _ROW * len(sets) * (len(labels) + 1)
-    figure, axes = style.new_figure(1, len(found), width=_WIDTH, height=tall + 1.6)
+    figure, axes = style.new_panels(len(found), width=_WIDTH, height=tall + 1.6)
     linear = _linear_part([e for points in found.values() for of in points.values() for e in of.values()])
     for ax, (panel, points) in zip(axes, found.items(), strict=True):
         for j, label in enumerate(labels):

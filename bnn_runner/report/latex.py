@@ -76,7 +76,7 @@ def latex(grid: Grid) -> str:
     else:
         blocks = _blocks(sum(labels), numbers)
         for i, block in enumerate(blocks):
-            out += [f"% columns {block[0] + 1} to {block[-1] + 1} of {len(numbers)}"] if len(blocks) > 1 else []
+            out += [f"% part {i + 1} of {len(blocks)}"] if len(blocks) > 1 else []
             out += _tabular(grid, words, heads, block)
             out += [""] if i + 1 < len(blocks) else []
     return "\n".join([*out, f"% {' '.join(grid.note.split())}"] if grid.note else out)
@@ -118,7 +118,10 @@ def _blocks(labels: float, numbers: Sequence[float]) -> list[list[int]]:
             used = labels
         blocks[-1].append(j)
         used += width
-    return blocks
+    size = -(-len(numbers) // len(blocks))
+    even = [list(range(k, min(k + size, len(numbers)))) for k in range(0, len(numbers), size)]
+    fits = all(labels + sum(numbers[j] for j in block) <= TEXT_WIDTH for block in even)
+    return even if len(even) == len(blocks) > 1 and fits else blocks
 
 
 def _tabular(grid: Grid, words: Sequence[int], heads: Sequence[WrittenHead], block: Sequence[int]) -> list[str]:
