@@ -198,6 +198,7 @@ class SWAG:
             "rank": rank,
             "scale": scale,
             "lr": lr,
+            "gradient_noise": len(task.train) > context.schedule.batch_size,
             "mean_moved": sum(moved) / len(moved),
             "weight_sd": float(torch.stack([(m.squares / m.count).mean() for m in members]).mean().sqrt()),
         }

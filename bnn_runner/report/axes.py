@@ -56,7 +56,8 @@ def by_axes(table: Table, rows: Sequence[str], columns: Sequence[str], summary: 
             row = places[left, ()]
             entries = tuple(row.entries.get(c) for c in table.columns)
             bold = frozenset(j for j, c in enumerate(table.columns) if _is_bold(table, row, c))
-            filled.append(Line((*left, str(row.n)), entries, row.n, bold if summary == "mean" else frozenset()))
+            words = (*left[:-1], table.named(row, left[-1]), str(row.n))
+            filled.append(Line(words, entries, row.n, bold if summary == "mean" else frozenset()))
         return (Grid("by " + ", ".join(rows), (*rows, "n"), len(rows), heads, tuple(filled), "", summary),)
     tops = sorted({top for _, top in places}, key=lambda top: tuple(by_size(t) for t in top))
     grids = []
@@ -67,7 +68,8 @@ def by_axes(table: Table, rows: Sequence[str], columns: Sequence[str], summary: 
             most = max(row.n for row in there if row is not None)
             entries = tuple(None if row is None else row.entries.get(column) for row in there)
             bold = frozenset(j for j, row in enumerate(there) if row is not None and _is_bold(table, row, column))
-            filled.append(Line(left, entries, most, bold if summary == "mean" else frozenset()))
+            marks = tuple("" if row is None else table.named(row, "") for row in there)
+            filled.append(Line(left, entries, most, bold if summary == "mean" else frozenset(), remarks=marks))
         heads = tuple(
             ", ".join(f"{f}={t}" if f not in OWN else t for f, t in zip(columns, top, strict=True)) for top in tops
         )

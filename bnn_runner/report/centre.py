@@ -31,7 +31,7 @@ def centre_differences(table: Table, summary: Summary = "mean") -> Grid:
         if not pairs:
             continue
         row, key = table.rows[i], table.rows[i].group.key
-        words = (key.data, key.model, key.method, *(row.extra[e] for e in table.extra), str(row.n))
+        words = (key.data, key.model, table.named(row, key.method), *(row.extra[e] for e in table.extra), str(row.n))
         cells = [pairs.get(c, (None, math.nan)) for c in columns]
         lines.append(Line(words, tuple(entry for entry, _ in cells), row.n))
         p_values.append([p for _, p in cells])

@@ -63,7 +63,13 @@ def ensemble_equivalents(table: Table) -> Grid:
             ]
             values.insert(0, equivalent(entry.mean, {size: e.mean for size, e in curve.items()}))
             key = row.group.key
-            words = (key.data, key.model, key.method, *(row.extra[e] for e in table.extra), str(row.n))
+            words = (
+                key.data,
+                key.model,
+                table.named(row, key.method),
+                *(row.extra[e] for e in table.extra),
+                str(row.n),
+            )
             entries = tuple(
                 replace(aggregate([ScoreRow("dee", v)]), n=row.n, marked=entry.marked) if math.isfinite(v) else None
                 for v in values

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bnn_runner.errors import UserError
 from bnn_runner.report import style
 from bnn_runner.report.columns import Column
+from bnn_runner.report.commands import with_words
 from bnn_runner.report.grid import Grid, Line
 from bnn_runner.report.grouping import ABSENT
 from bnn_runner.report.looks import Look, identity, looks
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TEST = Column("marginal_loglik")
-_TRUSTED_DECREMENT = 1.0  # nats
+SHARE = 0.5
+"""A row is not ranked where its Newton decrement is above this share of the distance to the nearest other evidence."""
+BELOW_CONSTANT = "the evidence is below that of a constant predictor"
+TOO_FAR = (
+    "the Newton decrement is more than half the distance to the nearest other evidence, so that another rank is "
+    "possible at the optimum that the evidence assumes"
+)
 _LABEL_LETTERS = 26
 
 
@@ -32,7 +39,8 @@ _LABEL_LETTERS = 26
 class RankedRow:
     """One row with its evidence (nats), test log-likelihood and Newton decrement (nats) over seeds, and both ranks.
 
-    Ranks are NaN where the evidence of a seed is below that of a constant predictor: such a row is not ranked.
+    Ranks are NaN where a row is not ranked, and `why_not` says why: the evidence of a seed is below that of a constant
+    predictor, or the weights are so far from the optimum that the evidence assumes that another rank is possible.
     """
 
     row: Row
@@ -41,6 +49,7 @@ class RankedRow:
     decrement: Entry | None
     mode: str
     ranks: tuple[float, float]
+    why_not: str = ""
 
     @property
     def ranked(self) -> bool:
@@ -95,10 +104,10 @@ def rankings(table: Table) -> tuple[Ranking, ...]:
     return found
 
 
-def evidence_grids(found: Sequence[Ranking]) -> tuple[Grid, ...]:
+def evidence_grids(table: Table) -> tuple[Grid, ...]:
     """One table per ranking."""
     grids = []
-    for ranking in found:
+    for ranking in rankings(table):
         extra = list(ranking.rows[0].row.extra)
         lines = []
         for r in ranking.rows:
@@ -106,25 +115,22 @@ def evidence_grids(found: Sequence[Ranking]) -> tuple[Grid, ...]:
             words = (
                 *(f"{rank:g}" if r.ranked else ABSENT for rank in r.ranks),
                 key.model,
-                key.method,
+                table.named(r.row, key.method),
                 *r.row.extra.values(),
                 r.mode,
                 str(r.row.n),
             )
             lines.append(Line(words, (r.evidence, r.test, r.decrement), r.row.n))
-        far = any(
-            r.decrement is not None and r.decrement.mean > _TRUSTED_DECREMENT and "network" in r.mode
-            for r in ranking.rows
-        )
         ranked = [r for r in ranking.rows if r.ranked]
         note = f"Spearman correlation of the two ranks over {len(ranked)} rows: {ranking.correlation:.2f}."
-        if left := [r.name for r in ranking.rows if not r.ranked]:
-            note += f" Not ranked, because the evidence is below that of a constant predictor: {'; '.join(left)}."
-        if far:
-            note += (
-                " With a Newton decrement above 1 nat the weights are not at the optimum that the evidence assumes; "
-                "method.mode=tangent evaluates the evidence at it."
-            )
+        for why in (BELOW_CONSTANT, TOO_FAR):
+            left = [r for r in ranking.rows if r.why_not == why]
+            if left:
+                note += f" Not ranked, because {why}: {'; '.join(r.name for r in left)}."
+            if left and why == TOO_FAR:
+                commands = [with_words(r.row, {"method.mode": "tangent"}) for r in left]
+                known = [c for c in dict.fromkeys(commands) if c]
+                note += f" The evidence at the optimum: {'; '.join(known) or 'method.mode=tangent'}."
         grids.append(
             Grid(
                 f"{ranking.data}: ranked by evidence over {ranking.over}",
@@ -196,18 +202,29 @@ def _dots(
 def _ranking(over: str, rows: Sequence[Row]) -> Ranking:
     evidences = [_facts(row, "evidence_nats", "higher") for row in rows]
     tests = [aggregate([c.main_scores[TEST] for c in row.group.done.values() if TEST in c.main_scores]) for row in rows]
-    counted = [not any(c.evidence.get("evidence_below_constant") for c in row.group.done.values()) for row in rows]
+    below = [any(c.evidence.get("evidence_below_constant") for c in row.group.done.values()) for row in rows]
+    modes = ["/".join(sorted({str(c.evidence.get("mode", "network")) for c in r.group.done.values()})) for r in rows]
+    decrements = [_decrement(row) for row in rows]
+    means = [e.mean for e in evidences]
+    reasons = []
+    for i in range(len(rows)):
+        decrement = decrements[i]
+        nearest = min(abs(means[i] - m) for j, m in enumerate(means) if j != i)
+        far = decrement is not None and "network" in modes[i] and decrement.mean > SHARE * nearest
+        reasons.append(BELOW_CONSTANT if below[i] else TOO_FAR if far else "")
+    counted = [not why for why in reasons]
     first, second = _ranks(evidences, counted), _ranks(tests, counted)
-    ranked = []
-    for i, row in enumerate(rows):
-        cells = row.group.done.values()
-        modes = {str(c.evidence.get("mode", "network")) for c in cells}
-        decrement = None
-        if all("newton_decrement_nats" in c.evidence for c in cells):
-            decrement = _facts(row, "newton_decrement_nats", "")
-        ranked.append(RankedRow(row, evidences[i], tests[i], decrement, "/".join(sorted(modes)), (first[i], second[i])))
+    ranked = [
+        RankedRow(row, evidences[i], tests[i], decrements[i], modes[i], (first[i], second[i]), reasons[i])
+        for i, row in enumerate(rows)
+    ]
     ranked.sort(key=lambda r: (not r.ranked, r.ranks[0] if r.ranked else -r.evidence.mean))
     return Ranking(rows[0].group.key.data, over, tuple(ranked))
+
+
+def _decrement(row: Row) -> Entry | None:
+    there = all("newton_decrement_nats" in c.evidence for c in row.group.done.values())
+    return _facts(row, "newton_decrement_nats", "") if there else None
 
 
 def _facts(row: Row, name: str, better: str) -> Entry:
@@ -228,7 +245,7 @@ def _ranks(entries: Sequence[Entry], counted: Sequence[bool]) -> list[float]:
 SECTION = Section(
     "--evidence",
     "also rows ranked by log evidence, with a figure",
-    lambda request: evidence_grids(rankings(request.table)),
+    lambda request: evidence_grids(request.table),
     lambda request, path: evidence_figure(request.table, path),
     example=("--evidence", "also ranked by evidence and by test log-likelihood"),
 )

@@ -19,7 +19,8 @@ DIFFERS = "*"
 class Line:
     """One line: texts for the columns of words, entries (or None) for the others, and its number of seeds `n`.
 
-    `best` are the entries in bold (`separation`); `starred` those of a difference that is not 0.
+    `best` are the entries in bold (`separation`); `starred` those of a difference that is not 0; `remarks` follow the
+    entries, one each, where every entry is of another row.
     """
 
     words: tuple[str, ...]
@@ -27,9 +28,12 @@ class Line:
     n: int
     best: frozenset[int] = frozenset()
     starred: frozenset[int] = frozenset()
+    remarks: tuple[str, ...] = ()
 
     def texts(self, summary: Summary) -> list[str]:
         texts = [entry_text(e, self.n, summary) + DIFFERS * (j in self.starred) for j, e in enumerate(self.entries)]
+        if self.remarks:
+            texts = [text + remark for text, remark in zip(texts, self.remarks, strict=True)]
         return [*self.words, *texts]
 
 

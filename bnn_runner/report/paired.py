@@ -49,7 +49,13 @@ def paired_differences(table: Table, baseline: Sequence[Filter], summary: Summar
         found = [_difference(row, rival, column, shared) for column in table.columns]
         p_values.append([p for _, p in found])
         key = row.group.key
-        texts = [key.data, key.model, key.method, *(row.extra[e] for e in table.extra), str(len(shared))]
+        texts = [
+            key.data,
+            key.model,
+            table.named(row, key.method),
+            *(row.extra[e] for e in table.extra),
+            str(len(shared)),
+        ]
         lines.append(Line(tuple(texts), tuple(entry for entry, _ in found), len(shared)))
     if not lines:
         raise UserError(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bnn_runner.report.columns import Column
+from bnn_runner.report.marks import kinds_of
 
 Status = Literal["done", "failed", "interrupted", "unfinished", "damaged"]
 
@@ -85,6 +86,7 @@ class CellRecord:
     config: Mapping[str, Any] = field(default_factory=dict)
     scores: tuple[ScoreRow, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
     epochs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -148,6 +150,7 @@ def read_cell(folder: Path) -> CellRecord:
         config=_mapping(facts, "config"),
         scores=scores,
         evidence={k: v for k, v in _mapping(facts, "report").items() if k in _EVIDENCE and v is not None},
+        marks=kinds_of(_mapping(facts, "report")),
         epochs=_mapping(facts, "epochs"),
     )
 

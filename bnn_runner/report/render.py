@@ -14,7 +14,7 @@ from bnn_runner.report.epochs import NOTE, epochs_text, shows_epochs
 from bnn_runner.report.grid import Grid, Line, markdown, without_empty
 from bnn_runner.report.latex import latex
 from bnn_runner.report.numbers import Summary
-from bnn_runner.report.tables import SHORTENED, Row, Table
+from bnn_runner.report.tables import Row, Table
 
 LEGENDS: dict[Summary, str] = {
     "mean": "Mean ± standard error over n seeds.",
@@ -91,7 +91,7 @@ def _grid(table: Table, kind: str, places: Sequence[int], columns: Sequence[Colu
     for i in places:
         row = table.rows[i]
         key = row.group.key
-        method = key.method + (SHORTENED if key.shortened else "")
+        method = table.named(row, key.method)
         words = [key.data, key.model, method, *(row.extra[e] for e in extra)]
         words += [epochs_text(row.group)] if epochs else []
         words.append(str(row.n))
@@ -117,7 +117,7 @@ def to_csv(table: Table) -> str:
     """One line per row: its settings, then for every column mean, se, n, quartiles, and counts of NaN and n/a."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = ["data", "model", "method", *table.extra, "kind", "n", "shortened", "results_version", "epochs"]
+    names = ["data", "model", "method", *table.extra, "kind", "n", "shortened", "results_version", "epochs", "marks"]
     names += ["seeds", "missing_seeds", "failed", "interrupted", "unfinished", "damaged"]
     parts = ("mean", "se", "n", "nan", "na", "absent", "converged", "q1", "median", "q3", "points_se")
     writer.writerow(names + [f"{c.key}_{part}" for c in table.columns for part in parts])
@@ -125,7 +125,7 @@ def to_csv(table: Table) -> str:
         key = row.group.key
         line: list[object] = [key.data, key.model, key.method, *(row.extra[name] for name in table.extra)]
         line += [row.kind, row.n, int(key.shortened), "" if key.results_version is None else key.results_version]
-        line.append(epochs_text(row.group))
+        line += [epochs_text(row.group), " ".join(row.marks)]
         line += [" ".join(map(str, row.group.done)), " ".join(map(str, row.missing))]
         line += [row.count(status) for status in ("failed", "interrupted", "unfinished", "damaged")]
         for column in table.columns:

@@ -7,6 +7,7 @@ seeds is never marked as the best.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from bnn_runner.report.columns import AT_DRAWS, Column, is_companion, select_col
 from bnn_runner.report.differences import Measured
 from bnn_runner.report.epochs import without_scheduled
 from bnn_runner.report.grouping import ABSENT, Group, distinguishing_fields, group_cells
+from bnn_runner.report.marks import footnotes, is_biased, letters, mark_text
 from bnn_runner.report.point_scores import read_points
 from bnn_runner.report.read_cells import CellRecord, ScoreRow
 from bnn_runner.report.separation import Candidate, Outcome, compare, detectable, separated
@@ -72,6 +74,11 @@ class Row:
         return [f"{name.split('.')[-1]}={self.extra[name]}" for name in names if self.extra[name] != ABSENT]
 
     @property
+    def marks(self) -> Counter[str]:
+        """Kinds of marks (`report.marks`), each with the number of finished seeds that have it."""
+        return Counter(name for cell in self.group.done.values() for name in cell.marks)
+
+    @property
     def kind(self) -> str:
         kinds = [c.kind for c in (*self.group.done.values(), *self.group.others) if c.kind]
         return kinds[0] if kinds else ""
@@ -93,6 +100,15 @@ class Table:
     extra: list[str]
     notes: list[str]
     provenance: str
+
+    @cached_property
+    def letters(self) -> dict[str, str]:
+        """Kind of mark -> its letter in this table."""
+        return letters(row.marks for row in self.rows)
+
+    def named(self, row: Row, name: str) -> str:
+        """A name of a row with its marks: that of a shortened training, and the letters."""
+        return name + SHORTENED * row.group.key.shortened + mark_text(row.marks, self.letters)
 
     @cached_property
     def comparisons(self) -> dict[Column, list[Outcome]]:
@@ -232,7 +248,9 @@ def _missing(group: Group, seeds: Iterable[int]) -> dict[int, str]:
 
 def _candidate(place: int, row: Row, column: Column) -> Candidate:
     cells = {seed: cell for seed, cell in row.group.done.items() if column in cell.main_scores}
-    return Candidate(place, {s: measured(c, column) for s, c in cells.items()}, not row.count("failed"))
+    return Candidate(
+        place, {s: measured(c, column) for s, c in cells.items()}, not (row.count("failed") or is_biased(row.marks))
+    )
 
 
 def measured(cell: CellRecord, column: Column) -> Measured:
@@ -245,6 +263,8 @@ def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[CellR
     notes = []
     if any(e.marked for row in rows for e in row.entries.values()):
         notes.append(f"{BIASED}.")
+    counts = [(row.name, row.marks, row.n) for row in rows]
+    notes += footnotes(counts, letters(c for _, c, _ in counts))
     for row in rows:
         if row.group.key.shortened:
             notes.append(f"{SHORTENED} {row.name}: training was shortened by the time limit ({_shortening(row)}).")

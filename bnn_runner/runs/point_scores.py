@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_runner.report.columns import Column, is_companion
+from bnn_runner.report.columns import AT_DRAWS, BY_DRAWS, EFFECTIVE_DRAWS, MINUS_CENTRE, Column
 from bnn_runner.report.point_scores import FILE, META
 from bnn_runner.runtime.files import write_atomically
 from bnn_runner.scoring import Evaluation, Score
+
+_LEFT_OUT = (AT_DRAWS, EFFECTIVE_DRAWS, BY_DRAWS, MINUS_CENTRE)
 
 
 def write_points(folder: Path, scores: Sequence[Score], evaluation: Evaluation, seed: int) -> None:
@@ -26,7 +28,7 @@ def write_points(folder: Path, scores: Sequence[Score], evaluation: Evaluation, 
     arrays: dict[str, np.ndarray] = {}
     meta: dict[str, tuple[str, str]] = {}
     for score in scores:
-        if score.points is None or is_companion(score.metric):
+        if score.points is None or score.metric.endswith(_LEFT_OUT):
             continue
         key = Column(score.metric, score.split, score.tau, score.kappa).key
         values, units, test_set = _identified(score, score.points, evaluation, seed)

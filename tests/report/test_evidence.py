@@ -22,6 +22,7 @@ def laplace_cell(write_cell):
         facts["report"] = {"evidence_nats": evidence, "evidence_over": over, "mode": mode}
         facts["report"] |= {"newton_decrement_nats": decrement, "evidence_below_constant": below}
         (folder / "cell.json").write_text(json.dumps(facts))
+        return folder
 
     write.outputs = write_cell.outputs
     return write
@@ -70,7 +71,7 @@ def test_an_evidence_below_a_constant_predictors_is_shown_and_not_ranked(four_mo
     assert [r.row.group.key.model for r in found.rows] == ["d", "c", "b", "a", "e"]
     assert [r.ranks for r in found.rows][:4] == [(1, 1), (2, 3), (3, 2), (4, 4)] and not found.rows[4].ranked
     assert found.correlation == pytest.approx(0.8)
-    (grid,) = evidence_grids([found])
+    (grid,) = evidence_grids(build(find_cells(four_models.outputs)))
     assert grid.lines[-1].words[:3] == ("—", "—", "e") and "over 4 rows: 0.80" in grid.note
     assert "below that of a constant predictor: e laplace" in grid.note
 
@@ -105,16 +106,23 @@ def test_one_command_writes_table_and_figure(four_models, is_picture, capsys, wr
     assert "architectures_evidence.png" in capsys.readouterr().out
 
 
-def test_weights_far_from_their_optimum_are_reported(laplace_cell):
+def test_evidence_far_from_its_optimum_is_not_ranked(laplace_cell):
+    """Planted bugs: a decrement of 40 nats between evidences 5 nats apart; one taken at v*; without its command."""
     from bnn_runner.report.evidence import evidence_grids
 
     laplace_cell("a", 0, -3.0, -1.0, decrement=40.0)
-    laplace_cell("b", 0, -4.0, -1.0)
-    (grid,) = evidence_grids(rankings(build(find_cells(laplace_cell.outputs))))
-    assert "method.mode=tangent" not in grid.note  # it is taken there already
-    laplace_cell("c", 0, -5.0, -1.0, decrement=40.0, mode="network")
-    (grid,) = evidence_grids(rankings(build(find_cells(laplace_cell.outputs))))
-    assert "method.mode=tangent" in grid.note
+    laplace_cell("b", 0, -8.0, -1.0, mode="network", decrement=2.4)
+    table = build(find_cells(laplace_cell.outputs))
+    (grid,) = evidence_grids(table)
+    assert "Not ranked" not in grid.note and [line.words[0] for line in grid.lines] == ["1", "2"]
+    folder = laplace_cell("c", 0, -90.0, -1.0, decrement=45.0, mode="network")
+    (folder / "command.txt").write_text("bnn-run data=yacht model=c method=laplace seed=0\n")
+    table = build(find_cells(laplace_cell.outputs))
+    (grid,) = evidence_grids(table)
+    assert [(line.words[0], line.words[2]) for line in grid.lines] == [("1", "a"), ("2", "b"), ("—", "c")]
+    assert "more than half the distance" in grid.note and "c laplace." in grid.note
+    assert "bnn-run data=yacht model=c method=laplace seed=0 method.mode=tangent" in grid.note
+    assert [line.words[3] for line in grid.lines] == ["laplace", "laplace [a]", "laplace [a]"]
 
 
 def test_without_evidence_it_says_what_to_run(nine_cells, capsys):
