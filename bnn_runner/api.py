@@ -180,7 +180,7 @@ def load(
     cache_dir: Path | str | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Opens a finished run by its folder, on any machine that has its data.
+    """Opens a finished run by its folder, on any machine that has its data (not needed if its posterior is saved).
 
     Args:
         folder: The folder of the cell.
@@ -222,8 +222,10 @@ def load(
         add_to_import_path(Path(config_dir))
     # The configuration has the digests of pretrained networks: they are read from the cache, not from their files.
     run = RunConfig(config, facts["choices"], config_dir=None if config_dir is None else Path(config_dir))
-    experiment = build_experiment(run)
-    return Run(folder, facts, experiment, pick_device(device), Console(io.StringIO()) if quiet else Console())
+    computes_on = pick_device(device)
+    saved_task = posterior_store.load_task(folder, computes_on, allow)
+    experiment = build_experiment(run, spec=None if saved_task is None else saved_task.spec)
+    return Run(folder, facts, experiment, computes_on, Console(io.StringIO()) if quiet else Console(), saved_task)
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -255,6 +257,7 @@ class Run:
         experiment: The experiment, with the objects of the configuration.
         device: Where predictions are computed.
         console: Where messages go.
+        saved_task: What a saved posterior needs for predictions, so that they do not require the data.
     """
 
     folder: Path
@@ -262,6 +265,7 @@ class Run:
     experiment: Experiment
     device: torch.device
     console: Console
+    saved_task: Task | None = None
 
     def __repr__(self) -> str:
         return f"Run({self.data}, {self.model}, {self.method}, seed {self.seed}: {self.folder})"
@@ -314,6 +318,10 @@ class Run:
             )
         return cell_run
 
+    @cached_property
+    def _saved_cell_run(self) -> CellRun:
+        return runner.prepare(self.experiment, self._session, self.saved_task)
+
     @property
     def task(self) -> Task:
         """The data of the run."""
@@ -346,12 +354,12 @@ class Run:
     @cached_property
     def posterior(self) -> Posterior:
         """The fitted posterior: read if the run saved it, else fitted again to the cached networks."""
-        cell_run = self._cell_run
         if self.posterior_source == "saved":
+            cell_run = self._cell_run if self.saved_task is None else self._saved_cell_run
             module = runner.network_provider(self.experiment, self._session).skeleton(cell_run.trainings[0])
             allow = self.experiment.settings.allow
             return posterior_store.load(self.folder, cell_run.fingerprints(), module, self.device, allow)
-        networks = self.networks
+        cell_run, networks = self._cell_run, self.networks
         self.console.say("the posterior was not saved (save_posterior=true saves it): fitting it again")
         hyper, schedule = self.experiment.hyper, self.experiment.schedule
         fixed = self.experiment.noise.noise == "fixed"
@@ -389,7 +397,10 @@ class Run:
         Raises:
             UserError: If columns or shapes do not fit.
         """
-        return self.predictor(num_draws).table(from_values(x, self.task), level)
+        predictor = self.predictor(num_draws)
+        points = from_values(x, predictor.task)
+        table = points.all_rows(predictor.table(points.points, level))
+        return table.set_axis(x.index) if hasattr(x, "iloc") else table
 
     def predictor(self, num_draws: int | None = None) -> Predictor:
         """Returns the posterior with everything that predictions need.
@@ -399,7 +410,7 @@ class Run:
         """
         settings = self.experiment.settings.eval
         return Predictor(
-            task=self.task,
+            task=self.saved_task or self.task,
             posterior=self.posterior,
             predictive=self.experiment.method.predictive,
             num_draws=settings.num_draws if num_draws is None else num_draws,

@@ -35,6 +35,7 @@ from bnn_runner.runtime.files import explain_write_error, short_path
 from bnn_runner.runtime.leases import Lease
 from bnn_runner.runtime.memory import limited_memory
 from bnn_runner.runtime.signals import stop_on_signals
+from bnn_runner.tasks import Task
 from bnn_runner.training.cache import NetworkCache
 from bnn_runner.training.provider import NetworkProvider, Training
 from bnn_runner.training.state import TrainingConfig
@@ -160,10 +161,17 @@ class _Results:
     failed: dict[Path, str]
 
 
-def prepare(experiment: Experiment, session: Session) -> CellRun:
-    """Loads the data of an experiment with one seed, and lists the trained networks that it needs."""
+def prepare(experiment: Experiment, session: Session, task: Task | None = None) -> CellRun:
+    """Loads the data of an experiment with one seed, and lists the trained networks that it needs.
+
+    Args:
+        experiment: The experiment.
+        session: The session.
+        task: The data, if they are known already, such as those of a saved posterior.
+    """
     seed = experiment.settings.seed
-    task = experiment.data.load(experiment.settings.data_path, seed).to(session.device, torch.float32)
+    if task is None:
+        task = experiment.data.load(experiment.settings.data_path, seed).to(session.device, torch.float32)
     trainings = []
     rule = experiment.training_rule
     specs = experiment.method.needs()

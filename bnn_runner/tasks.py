@@ -69,6 +69,43 @@ class LazyInputs(Protocol):
 
 
 @dataclass(frozen=True)
+class AsStored:
+    """Inputs that need no preparation."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class CastTo:
+    """Another preparation, whose floating-point numbers then become `dtype`."""
+
+    raw: Callable[[Tensor], Tensor]
+    dtype: torch.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        prepared = self.raw(x)
+        return prepared.to(self.dtype) if prepared.is_floating_point() else prepared
+
+
+@dataclass(frozen=True)
+class TableReading:
+    """What a table of new points shares with the training table.
+
+    Attributes:
+        ids: columns that name the rows; a table of predictions has them too.
+        decimal: the decimal mark, where a new table does not decide.
+        thousands: marks between thousands.
+        missing_codes: what stands for a missing value; None for the known ones.
+    """
+
+    ids: tuple[str, ...] = ()
+    decimal: str = "."
+    thousands: str = ""
+    missing_codes: tuple[str | float, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Split:
     """Some points of a data set in a fixed order, in memory (on any device) or read when needed.
 
@@ -82,7 +119,7 @@ class Split:
     inputs: Tensor | LazyInputs
     targets: Tensor | None
     ids: Tensor
-    prepare: Callable[[Tensor], Tensor] = lambda x: x
+    prepare: Callable[[Tensor], Tensor] = AsStored()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -126,13 +163,7 @@ class Split:
         targets = self.targets
         if targets is not None:
             targets = targets.to(device, dtype if targets.is_floating_point() else None)
-        raw = self.prepare
-
-        def prepare(x: Tensor) -> Tensor:
-            prepared = raw(x)
-            return prepared.to(dtype) if prepared.is_floating_point() else prepared
-
-        return replace(self, inputs=inputs, targets=targets, prepare=prepare)
+        return replace(self, inputs=inputs, targets=targets, prepare=CastTo(self.prepare, dtype))
 
 
 @dataclass(frozen=True)
@@ -165,6 +196,8 @@ class Task:
         encode: from original inputs [M, ...] of new points (a table's float64 columns in original units, uint8 pixels
             [M, C, H, W]) to inputs as the splits store them.
         read_image: reads an image file as an original input, where that is more than taking its pixels (resizing).
+        reading: how tables of new points are read, if the data are a table of the user's.
+        content: a hash of the user's files, the same for every seed; "" for published and generated data.
     """
 
     spec: TaskSpec
@@ -188,6 +221,18 @@ class Task:
     target_names: tuple[str, ...] = ()
     encode: Callable[[Tensor], Tensor] | None = None
     read_image: Callable[[Path], Tensor] | None = None
+    reading: TableReading | None = None
+    content: str = ""
+
+    def without_points(self) -> Task:
+        """The task without its points: all that predictions for new points need, if the posterior is saved."""
+        stored = self.test.inputs
+        shape = (0, *(stored.shape[1:] if isinstance(stored, Tensor) else self.spec.input_shape))
+        dtype = stored.dtype if isinstance(stored, Tensor) else torch.uint8
+        empty = Split(torch.empty(shape, dtype=dtype), None, torch.arange(0), self.test.prepare)
+        return replace(
+            self, train=empty, val=empty, test=empty, ood={}, shifted={}, truth=None, true_noise=None, unavailable={}
+        )
 
     def new_points(self, original: Tensor) -> Split:
         """Points without targets from original inputs [M, ...], prepared like those of this task.

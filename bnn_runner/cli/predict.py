@@ -50,11 +50,11 @@ def predict(arguments: argparse.Namespace) -> None:
     from bnn_runner.runs.new_points import read_points
 
     _note(f"{run.data} · {run.model} · {run.method} · seed {run.seed} ({folder})")
-    points = read_points(arguments.data, run.task)
+    points = read_points(arguments.data, run.saved_task or run.task)
     for note in points.notes:
         _note(f"note: {note}")
     _note(f"posterior: {_SOURCES[run.posterior_source]}")
-    table = run.predictor(arguments.draws).table(points.points, arguments.level)
+    table = points.all_rows(run.predictor(arguments.draws).table(points.points, arguments.level))
     table.insert(0, points.label_name, list(points.labels))
     if arguments.out is None:
         _show(table)

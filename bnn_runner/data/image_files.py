@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,12 @@ from torch import Tensor
 from bnn_runner.errors import UserError
 from bnn_runner.tasks import LazyInputs
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+if TYPE_CHECKING:
+    from PIL import Image as ImageModule
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm")
+DEEP = ("I", "F")
+"""First letters of Pillow's modes with more than 8 bits: I;16, I and F."""
 _BATCHES_AHEAD = 2
 
 
@@ -31,7 +36,7 @@ class ImageFiles:
     """Images of `paths`, [channels, size, size] bytes each: the shorter side resized to `size`, cropped at the centre.
 
     `workers` threads decode (0: none, None: one per core). Batches announced by `ahead` are decoded while others are
-    used; at most two of them are kept.
+    used; at most two of them are kept. `white` is the value of white in images with more than 8 bits.
     """
 
     def __init__(
@@ -41,8 +46,9 @@ class ImageFiles:
         channels: int,
         workers: int | None,
         device: torch.device | None = None,
+        white: float | None = None,
     ) -> None:
-        self.paths, self.size, self.channels = tuple(paths), size, channels
+        self.paths, self.size, self.channels, self.white = tuple(paths), size, channels, white
         self.workers = (os.cpu_count() or 1) if workers is None else workers
         self._device = device or torch.device("cpu")
         self._coming: dict[tuple[int, ...], list[Future[Tensor]]] = {}
@@ -79,7 +85,7 @@ class ImageFiles:
         return [_pool(self.workers).submit(self._decode, i) for i in wanted]
 
     def _decode(self, i: int) -> Tensor:
-        return decode(self.paths[i], self.size, self.channels)
+        return decode(self.paths[i], self.size, self.channels, self.white)
 
     def at(self, indices: Tensor) -> ImageFiles:
         return self._like([self.paths[i] for i in indices.tolist()], self._device)
@@ -92,29 +98,55 @@ class ImageFiles:
         return self._like(self.paths, device)
 
     def _like(self, paths: Sequence[Path], device: torch.device) -> ImageFiles:
-        return ImageFiles(paths, self.size, self.channels, self.workers, device)
+        return ImageFiles(paths, self.size, self.channels, self.workers, device, self.white)
 
 
-def decode(path: Path, size: int, channels: int) -> Tensor:
-    """Bytes [C, size, size] of one image file, upright as its camera noted. Raises `UserError` naming it."""
+@dataclass(frozen=True)
+class ReadImage:
+    """Reads one image file as the images of a folder are read."""
+
+    size: int
+    channels: int
+    white: float | None = None
+
+    def __call__(self, path: Path) -> Tensor:
+        return decode(path, self.size, self.channels, self.white)
+
+
+def open_image(path: Path, channels: int, white: float | None = None) -> ImageModule.Image:
+    """One image of bytes, grey or in colour, upright as its camera noted.
+
+    Args:
+        path: its file.
+        channels: 1 for grey, 3 for colour.
+        white: the value that becomes 255 in images with more than 8 bits; None refuses these.
+
+    Raises:
+        UserError: the file is missing, damaged, or has more than 8 bits without `white`.
+    """
     from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as opened:
-            image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+            image = ImageOps.exif_transpose(opened)
+            image.load()
     except FileNotFoundError:
         raise UserError(f"{path} no longer exists. Put it back, or run again without it.") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"Could not read {path} as an image: {error}. Replace or delete it.") from error
+    if image.mode.startswith(DEEP):
+        if white is None:
+            raise UserError(f"{path} must have 8 bits per channel, as the run's own images; got mode {image.mode}.")
+        values = np.asarray(image, dtype=np.float64) * (255 / white)
+        image = Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def decode(path: Path, size: int, channels: int, white: float | None = None) -> Tensor:
+    """Bytes [C, size, size] of one image file (see `open_image`). Raises `UserError` naming it."""
+    from PIL import Image, ImageOps
+
+    image = open_image(path, channels, white)
     pixels = np.array(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
     values = torch.from_numpy(pixels)
     return values.unsqueeze(0) if channels == 1 else values.permute(2, 0, 1).contiguous()
-
-
-def digests(paths: Sequence[Path]) -> Tensor:
-    """A digest of each file, bytes [N, 16]: about a second per gigabyte that the system has in memory."""
-    rows = []
-    for path in paths:
-        with path.open("rb") as f:
-            rows.append(hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).digest())
-    return torch.from_numpy(np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 16).copy())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from bnn_runner.data.field_checks import is_integer
 from bnn_runner.data.holdout_fraction import fraction_problems, halves_of
-from bnn_runner.data.image_files import SUFFIXES, ImageFiles, decode, digests
+from bnn_runner.data.image_checks import ImageFacts, check_images, copies_between, digests, white_of
+from bnn_runner.data.image_files import ImageFiles, ReadImage
+from bnn_runner.data.image_layout import Listing, list_images
 from bnn_runner.data.images import PixelScaling
-from bnn_runner.data.splits import Sizes, divide, fingerprint
-from bnn_runner.data.user_splits import map_note, seeded_parts
-from bnn_runner.errors import UserError, raise_all
+from bnn_runner.data.splits import Sizes, fingerprint
+from bnn_runner.data.user_splits import content_of, given_parts, map_note
+from bnn_runner.errors import raise_all
 from bnn_runner.tasks import Split, Task, TaskSpec
 
 # The scaling of networks trained on ImageNet; for grey images its mean over the channels.
@@ -23,25 +25,15 @@ SCALINGS = {
     1: PixelScaling(mean=(0.449,), std=(0.226,)),
     3: PixelScaling(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
 }
-OOD = "ood"
-
-
-@dataclass(frozen=True)
-class _Listing:
-    """Images by part, ordered by name, with their classes. `num_train` is None if the seed splits them."""
-
-    classes: tuple[str, ...]
-    paths: tuple[Path, ...]
-    labels: Tensor
-    num_train: int | None
-    ood: dict[str, tuple[Path, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """path/train/CLASS/... and path/test/CLASS/..., or path/CLASS/... split by the seed.
+    """path/train/CLASS/..., path/val/CLASS/... and path/test/CLASS/..., or path/CLASS/... split by the seed.
 
-    path/ood/NAME/... are out-of-distribution sets. Images are decoded when a batch needs them,
+    Splits may have other names (Training, test_set, valid); the seed draws those that are missing.
+    path/ood/NAME/... are out-of-distribution sets. All images are opened once before training, so that damaged ones
+    are listed together. Images are decoded when a batch needs them,
     resized to `size` x `size` (the shorter side, then cropped at the centre) with `channels` 3 or 1, by `workers`
     threads. The fingerprint hashes the content of each training image.
     """
@@ -71,42 +63,50 @@ class ImageFolder:
             )
             raise_all(problems + self._sizes.problems(0, 0))
             raise AssertionError("unreachable: there was a problem")
-        found = _listing(Path(self.path))
-        raise_all(problems + self._sizes.problems(*((0, 0) if problems else self._halves(found))))
+        return self._spec(list_images(Path(self.path)), problems)
+
+    def _spec(self, found: Listing, problems: list[str]) -> TaskSpec:
+        sizes = self._sizes if found.num_val is None else replace(self._sizes, val_fraction=0.0)
+        raise_all(problems + sizes.problems(*((0, 0) if problems else self._halves(found))))
         shape = (self.channels, self.size, self.size)
-        return TaskSpec("image_folder", "classification", shape, len(found.classes), self.val_fraction)
+        val = self.val_fraction if found.num_val is None else found.num_val / (found.num_train + found.num_val)
+        return TaskSpec("image_folder", "classification", shape, len(found.classes), val)
 
     @property
     def _sizes(self) -> Sizes:
         return Sizes(self.val_fraction, self.train_size, self.test_size)
 
-    def _halves(self, found: _Listing) -> tuple[int, int]:
-        total = len(found.paths)
-        if found.num_train is None:
-            return halves_of(total, self.test_fraction)
-        return found.num_train, total - found.num_train
+    def _halves(self, found: Listing) -> tuple[int, int]:
+        if found.num_test is None:
+            return halves_of(found.num_train, self.test_fraction)
+        return found.num_train, found.num_test
 
     def load(self, data_dir: Path, seed: int) -> Task:
         """List the files; images are read later. Raises `UserError` for folders of another layout."""
-        spec = self.spec()
+        self.spec()
         assert self.path is not None
-        found = _listing(Path(self.path))
-        y, rows, n = found.labels, torch.arange(len(found.paths)), found.num_train
-        if n is None:
-            parts = seeded_parts(len(rows), y, self.test_fraction, self._sizes, seed)
-        else:
-            parts = divide(rows[:n], rows[n:], self._sizes, seed, y[:n], y[n:])
+        found = list_images(Path(self.path))
+        spec = self._spec(found, [])
+        y = found.labels
+        parts = given_parts(len(y), y, found.num_val, found.num_test, self.test_fraction, self._sizes, seed)
+        everything = [*found.paths, *(path for paths in found.ood.values() for path in paths)]
+        facts = check_images(everything, self.workers)
+        white, notes = white_of(everything, facts)
+        rows = {"train": parts.train, "validation": parts.val, "test": parts.test}
+        notes += copies_between({name: ids.tolist() for name, ids in rows.items()}, found.paths, facts)
+        notes += _as_read(found, facts, spec.input_shape)
         scaling = SCALINGS[self.channels]
 
         def stored(paths: list[Path]) -> ImageFiles:
-            return ImageFiles(paths, self.size, self.channels, self.workers)
+            return ImageFiles(paths, self.size, self.channels, self.workers, white=white)
 
         def part(ids: Tensor) -> Split:
             return Split(stored([found.paths[i] for i in ids.tolist()]), y[ids], ids, scaling)
 
         train, val = part(parts.train), part(parts.val)
-        seen = Split(digests([found.paths[i] for i in train.ids.tolist()]), train.targets, train.ids)
-        constants = torch.tensor([self.size, self.channels]), torch.tensor([scaling.mean, scaling.std])
+        seen = Split(digests([facts[i] for i in train.ids.tolist()]), train.targets, train.ids)
+        constants = [torch.tensor([self.size, self.channels]), torch.tensor([scaling.mean, scaling.std])]
+        constants += [] if white is None else [torch.tensor(white)]
         return Task(
             spec=spec,
             train=train,
@@ -120,57 +120,20 @@ class ImageFolder:
             target_mean=torch.zeros(spec.num_outputs),
             target_scale=torch.ones(spec.num_outputs),
             class_names=found.classes,
-            notes=map_note(found.classes),
-            read_image=partial(decode, size=self.size, channels=self.channels),
+            notes=(*found.notes, *notes, *map_note(found.classes)),
+            read_image=ReadImage(self.size, self.channels, white),
+            content=content_of(fact.digest for fact in facts),
         )
 
 
-def _listing(root: Path) -> _Listing:
-    if not root.is_dir():
-        raise UserError(f"data.path must be a folder with one folder per class; {root} is not a folder.")
-    own = [(root / part).is_dir() for part in ("train", "test")]
-    if any(own) and not all(own):
-        there, absent = ("train", "test") if own[0] else ("test", "train")
-        raise UserError(
-            f"{root} must have train/ and test/, or neither; got {there}/ without {absent}/. Add {absent}/, or give a "
-            "folder with one folder per class."
-        )
-    ood = {p.name: _images(p) for p in _folders(root / OOD)} if (root / OOD).is_dir() else {}
-    if not all(own):
-        classes, paths, labels = _labelled(root, None)
-        return _Listing(classes, paths, labels, None, ood)
-    classes, paths, labels = _labelled(root / "train", None)
-    _, more, more_labels = _labelled(root / "test", classes)
-    return _Listing(classes, paths + more, torch.cat([labels, more_labels]), len(paths), ood)
-
-
-def _labelled(folder: Path, known: tuple[str, ...] | None) -> tuple[tuple[str, ...], tuple[Path, ...], Tensor]:
-    """Classes (those `known`, or the folders' names in order), images and their classes [N]."""
-    folders = [p for p in _folders(folder) if p.name != OOD]
-    names = known or tuple(p.name for p in folders)
-    if known is None and len(names) < 2:
-        raise UserError(f"{folder} must have at least 2 folders, one per class; got {len(names)}.")
-    paths: list[Path] = []
-    labels: list[int] = []
-    for place in folders:
-        if place.name not in names:
-            raise UserError(
-                f"{place} must be a class of the training images: {', '.join(names[:20])}. Rename or delete it."
-            )
-        images = _images(place)
-        if not images:
-            raise UserError(f"{place} has no images ({', '.join(SUFFIXES)}). Add some, or delete it.")
-        paths += images
-        labels += [names.index(place.name)] * len(images)
-    if not paths:
-        raise UserError(f"{folder} has no images. Add one folder per class.")
-    return names, tuple(paths), torch.tensor(labels)
-
-
-def _folders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def _images(folder: Path) -> tuple[Path, ...]:
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
-    return tuple(sorted(found))
+def _as_read(found: Listing, facts: Sequence[ImageFacts], shape: tuple[int, ...]) -> list[str]:
+    """The first image as it is read, and files with several pictures."""
+    first, fact = found.paths[0], facts[0]
+    name = "/".join(first.parts[-2:])
+    kind = "colour" if shape[0] == 3 else "grey"
+    notes = [
+        f"images are read as {kind}, {shape[1]} x {shape[2]}; first: {name} ({fact.mode}, {fact.size[0]} x "
+        f"{fact.size[1]}), class {found.classes[int(found.labels[0])]}"
+    ]
+    several = sum(f.frames > 1 for f in facts)
+    return notes + ([f"{several} files have several pictures: the first of each is read"] if several else [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,9 @@ from bnn_runner.tasks import Split, Task, TaskSpec
 
 # A column is constant if its range is below this share of its size: such variation is rounding.
 CONSTANT_RANGE = 1e-10
+LARGE = 1e100
+FAR = 1e15
+"""Scaled values end there, so that their squares are float32 numbers."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,13 @@ class Scaling:
     constant: tuple[int, ...] = ()
 
     def apply(self, values: Tensor) -> Tensor:
-        """Scaled values [..., D] in float32 (the algebra is float64, so large offsets lose nothing)."""
-        return ((values - self.mean) / self.scale).float()
+        """Scaled values [..., D] in float32, at most `FAR` (the algebra is float64, so large offsets lose nothing)."""
+        scaled = (values - self.mean.to(values.device)) / self.scale.to(values.device)
+        return scaled.clamp(-FAR, FAR).float()
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """As `apply`: a scaling encodes new points."""
+        return self.apply(values)
 
 
 def standardise(values: Tensor) -> Scaling:
@@ -38,8 +46,12 @@ def standardise(values: Tensor) -> Scaling:
     values = values.double()
     extent = values.amax(0) - values.amin(0)
     constant = extent <= CONSTANT_RANGE * values.abs().amax(0)
-    scale = torch.where(constant, torch.ones_like(extent), values.std(0, correction=0))
-    return Scaling(values.mean(0), scale, tuple(constant.nonzero().squeeze(1).tolist()))
+    mean, deviation = values.mean(0), values.std(0, correction=0)
+    if float(values.abs().max()) > LARGE:  # squares would overflow
+        unit = values.abs().amax(0).clamp(min=1.0)
+        mean, deviation = (values / unit).mean(0) * unit, (values / unit).std(0, correction=0) * unit
+    scale = torch.where(constant, torch.ones_like(extent), deviation)
+    return Scaling(mean, scale, tuple(constant.nonzero().squeeze(1).tolist()))
 
 
 def _identity(count: int) -> Scaling:
@@ -87,11 +99,7 @@ def table_task(
     if scaling is None:
         scaling = standardise(inputs[parts.train])
         names = input_names or feature_names or tuple(f"{d} (counted from 0)" for d in range(inputs.shape[1]))
-        notes += tuple(
-            f"Input column {names[column]} of {spec.name} is constant in the training part: "
-            "it is shifted to 0 and keeps its scale."
-            for column in scaling.constant
-        )
+        notes += _constant_note([names[column] for column in scaling.constant], spec.name)
     if spec.kind == "regression":
         target_scaling = standardise(targets[parts.train])
         if target_scaling.constant:
@@ -112,7 +120,8 @@ def table_task(
         return Split(scaled[rows], scaled_targets[rows], rows)
 
     train, val = part(parts.train), part(parts.val)
-    input_mean, input_scale = scaling.mean.float(), scaling.scale.float()
+    largest = torch.finfo(torch.float32).max
+    input_mean, input_scale = (t.clamp(-largest, largest).float() for t in (scaling.mean, scaling.scale))
     target_mean, target_scale = target_scaling.mean.float(), target_scaling.scale.float()
     return Task(
         spec=spec,
@@ -131,5 +140,21 @@ def table_task(
         notes=notes,
         feature_names=feature_names,
         target_names=target_names,
-        encode=scaling.apply,
+        encode=scaling,
+    )
+
+
+def _constant_note(names: Sequence[str], data: str) -> tuple[str, ...]:
+    """One note on the input columns that are constant in the training part; none without any."""
+    if not names:
+        return ()
+    if len(names) == 1:
+        return (
+            f"Input column {names[0]} of {data} is constant in the training part: it is shifted to 0 and keeps its "
+            "scale.",
+        )
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (
+        f"Input columns {shown} of {data} are constant in the training part: they are shifted to 0 and keep their "
+        "scale.",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +17,50 @@ from bnn_runner.rng import generator
 from bnn_runner.tasks import Task
 
 MOST_CLASSES = 1000
+FEW_LABELS = 10
+"""Whole numbers with at most this many different values, each five times on average, are read as classes."""
 NEED_PATH = "data={choice} requires a file: data.path={example} (relative to the working directory)."
 
 
 def seeded_parts(rows: int, labels: Tensor | None, test_fraction: float, sizes: Sizes, seed: int) -> Parts:
     """Parts of `rows` points without a given split; stratified if there are `labels` [N]."""
-    order = seeded_order(rows, labels, generator(seed, "split", "own"))
-    num_train, _ = halves_of(rows, test_fraction)
-    train, test = order[:num_train].sort().values, order[num_train:].sort().values
+    return given_parts(rows, labels, None, None, test_fraction, sizes, seed)
+
+
+def given_parts(
+    rows: int,
+    labels: Tensor | None,
+    num_val: int | None,
+    num_test: int | None,
+    test_fraction: float,
+    sizes: Sizes,
+    seed: int,
+) -> Parts:
+    """Parts of points that stand in the order training, validation, test.
+
+    Args:
+        rows: number of all points.
+        labels: [N], for stratification; None for regression.
+        num_val: points of a given validation part; None if `sizes` says how many training points it takes.
+        num_test: points of a given test part; None if the seed draws `test_fraction` of the training points.
+        test_fraction: likewise.
+        sizes: of the parts.
+        seed: of what is drawn.
+    """
+    order = torch.arange(rows)
+    num_train = rows - (num_val or 0) - (num_test or 0)
+    train = order[:num_train]
+    if num_test is None:
+        drawn = seeded_order(num_train, None if labels is None else labels[train], generator(seed, "split", "own"))
+        kept, _ = halves_of(num_train, test_fraction)
+        train, test = drawn[:kept].sort().values, drawn[kept:].sort().values
+    else:
+        test = order[rows - num_test :]
     held = (None, None) if labels is None else (labels[train], labels[test])
-    return divide(train, test, sizes, seed, *held)
+    if num_val is None:
+        return divide(train, test, sizes, seed, *held)
+    parts = divide(train, test, replace(sizes, val_fraction=0.0), seed, *held)
+    return replace(parts, val=order[num_train : num_train + num_val])
 
 
 def numbered(labels: Sequence[str | float]) -> tuple[Tensor, tuple[str, ...]]:
@@ -43,6 +77,16 @@ def numbered(labels: Sequence[str | float]) -> tuple[Tensor, tuple[str, ...]]:
     index = {value: i for i, value in enumerate(values)}
     found = torch.tensor([index[float(label)] for label in labels])
     return found, tuple(repr(int(v)) if v.is_integer() else repr(v) for v in values)
+
+
+def looks_like_classes(values: Sequence[float | None]) -> bool:
+    """Whether a target is read as labels: only text (None), or whole numbers with few different values."""
+    if all(value is None for value in values):
+        return True
+    if any(value is None or not value.is_integer() for value in values):
+        return False
+    different = len(set(values))
+    return different <= FEW_LABELS and len(values) >= 5 * different
 
 
 def map_note(names: Sequence[str]) -> tuple[str, ...]:
@@ -80,9 +124,18 @@ def check_classes(labels: Tensor, parts: Parts, names: Sequence[str]) -> tuple[s
     return tuple(notes)
 
 
+def content_of(digests: Iterable[bytes]) -> str:
+    """A hash of several files, from theirs in order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in digests:
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def with_content(task: Task, path: Path) -> Task:
     """The task with a hash of the file in its fingerprint: any change of the file changes the key of its networks."""
     digest = hashlib.blake2b(task.fingerprint.encode(), digest_size=16)
     with path.open("rb") as file:
-        digest.update(hashlib.file_digest(file, "sha256").digest())
-    return replace(task, fingerprint=digest.hexdigest())
+        content = hashlib.file_digest(file, "sha256")
+    digest.update(content.digest())
+    return replace(task, fingerprint=digest.hexdigest(), content=content.hexdigest())

@@ -2,13 +2,15 @@
 
 Cells are treated as follows, and the run's notes list every treatment. Numbers are inputs, standardised on the
 training part. A text column (up to 20 different values) becomes one input per value. Missing cells (empty, "?", NA,
-NaN, null) are an error, remove their row, or are filled with the mean of the training part, as `missing` says; a
-missing target is never filled. Labels are numbered from 0. Dates, and text among numbers, are errors that name line
-and column.
+NaN, null; `missing_codes` sets others) are an error, remove their row, or are filled with the mean of the training
+part, as `missing` says; a missing target is never filled. Columns that number or name the rows are left out, unless
+`keep` or `columns` has them. Labels are numbered from 0. Dates, and text among numbers, are errors that name line and
+column.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,32 +21,28 @@ from torch import Tensor
 
 from bnn_runner.data.holdout_fraction import fraction_problems, halves_of
 from bnn_runner.data.splits import Sizes
-from bnn_runner.data.table_file import TextTable, read_table
-from bnn_runner.data.tables import table_task
-from bnn_runner.data.user_columns import (
-    Column,
-    column_names,
-    expand,
-    is_row_number,
-    missing_cells,
-    place,
-    read_column,
-)
+from bnn_runner.data.table_file import TableFormat, TextTable, read_table
+from bnn_runner.data.table_numbers import mark_of
+from bnn_runner.data.tables import Scaling, table_task
+from bnn_runner.data.typed import typed
+from bnn_runner.data.user_checks import columns_to_check, row_labels
+from bnn_runner.data.user_columns import Column, Unread, codes_in, expand, missing_cells, place, read_column
 from bnn_runner.data.user_splits import (
     NEED_PATH,
     check_classes,
     class_problems,
+    looks_like_classes,
     map_note,
     numbered,
     seeded_parts,
     with_content,
 )
 from bnn_runner.errors import UserError, raise_all
-from bnn_runner.tasks import Kind, Task, TaskSpec
+from bnn_runner.tasks import Kind, TableReading, Task, TaskSpec
 
-Name = str | int
-FEW_LABELS = 10
-"""Whole numbers with at most this many different values, each five times on average, are read as classes."""
+Name = str | int | float
+LARGEST_TARGET = 1e37
+"""Targets are standardised in float32, which ends at 3.4e38."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +56,45 @@ class _Read:
     target_names: tuple[str, ...]
     class_names: tuple[str, ...]
     notes: tuple[str, ...]
+    reading: TableReading
 
     @property
     def width(self) -> int:
         return sum(column.width for column in self.columns)
 
-    def expand(self, values: Tensor) -> Tensor:
-        """Original inputs [M, D] as numbers [M, width], before scaling."""
-        return expand(values, [c.width for c in self.columns], [bool(c.categories) for c in self.columns])
+
+@dataclass(frozen=True)
+class TableEncoder:
+    """Original inputs [M, D] of a table (indices of text, NaN for a missing cell) to the inputs of the network.
+
+    Attributes:
+        widths: number of inputs of each column.
+        texts: whether each column is text.
+        scaling: of the inputs.
+        fill: means of the training part for missing cells [width]; None leaves them missing.
+    """
+
+    widths: tuple[int, ...]
+    texts: tuple[bool, ...]
+    scaling: Scaling | None = None
+    fill: Tensor | None = None
+
+    def wide(self, values: Tensor) -> Tensor:
+        """The numbers [M, width] before scaling."""
+        wide = expand(values.double(), self.widths, self.texts)
+        return wide if self.fill is None else torch.where(wide.isnan(), self.fill.to(wide), wide)
+
+    def __call__(self, values: Tensor) -> Tensor:
+        assert self.scaling is not None
+        return self.scaling(self.wide(values))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTable:
-    """Rows of a text file; `test_fraction` of them, drawn by the seed (stratified for classes), is the test set.
+    """Rows of a file; `test_fraction` of them, drawn by the seed (stratified for classes), is the test set.
 
-    `target` and the entries of `columns` and `drop` are names, or positions counted from 1.
+    `target` and the entries of `columns`, `drop` and `keep` are names, or positions counted from 1. `header`,
+    `decimal`, `thousands`, `encoding`, `skip_rows`, `comment` and `missing_codes` are those of `TableFormat`.
     """
 
     path: Path | None
@@ -85,22 +107,40 @@ class OwnTable:
     val_fraction: float
     train_size: int | None
     test_size: int | None
+    keep: tuple[Name, ...] = ()
+    header: Literal["auto"] | bool = "auto"
+    decimal: str = "auto"
+    thousands: str = "auto"
+    encoding: str | None = None
+    skip_rows: int | tuple[int, ...] | None = None
+    comment: str | None = None
+    missing_codes: tuple[str | float, ...] | None = None
 
     def spec(self) -> TaskSpec:
         """What the file contains (it is read for that). Raises `UserError` for invalid values or cells."""
         return self._spec(self._read())
 
-    def _spec(self, read: _Read | None) -> TaskSpec:
+    def _spec(self, read: _Read) -> TaskSpec:
         problems = fraction_problems(self.test_fraction)
-        known = (0, 0) if problems or read is None else halves_of(len(read.inputs), self.test_fraction)
+        known = (0, 0) if problems else halves_of(len(read.inputs), self.test_fraction)
         raise_all(problems + self._sizes.problems(*known))
-        assert read is not None
         outputs = len(read.class_names) or read.targets.shape[1]
         return TaskSpec("csv", read.kind, (read.width,), outputs, self.val_fraction)
 
     @property
     def _sizes(self) -> Sizes:
         return Sizes(self.val_fraction, self.train_size, self.test_size)
+
+    @property
+    def _format(self) -> TableFormat:
+        mark_of(self.decimal, "data.decimal", (",", "."))
+        mark_of(self.thousands, "data.thousands", (",", ".", " ", "'", ""))
+        skip = self.skip_rows
+        if isinstance(skip, bool) or any(n < 0 for n in ((skip,) if isinstance(skip, int) else skip or ())):
+            raise UserError(f"data.skip_rows must be a number of lines, or a list of line numbers; got {skip}.")
+        comment = None if self.comment in ("auto", "") else self.comment
+        encoding = None if self.encoding == "auto" else self.encoding
+        return TableFormat(self.header, self.decimal, self.thousands, encoding, skip, comment, self.missing_codes)
 
     def load(self, data_dir: Path, seed: int) -> Task:
         """Read the file; `data_dir` is not used. Raises `UserError` as `spec` does, and for a single training class."""
@@ -112,22 +152,22 @@ class OwnTable:
         notes = read.notes
         if labels is not None:
             notes += check_classes(labels, parts, read.class_names)
-        wide = read.expand(read.inputs)
-        fill = wide[parts.train].nanmean(0)
+        encoder = TableEncoder(tuple(c.width for c in read.columns), tuple(bool(c.categories) for c in read.columns))
+        fill = encoder.wide(read.inputs)[parts.train].nanmean(0)
         empty = fill.isnan().nonzero().flatten().tolist()
         names = tuple(f"{c.name}={t}" if t else c.name for c in read.columns for t in c.categories or ("",))
+        owners = tuple(c.name for c in read.columns for _ in range(c.width))
         if empty:
+            drop = typed("data.drop", [*self.drop, *dict.fromkeys(owners[i] for i in empty)])
             raise UserError(
                 f"{path}, column {names[empty[0]]}: data.missing=mean requires a value in at least one training point. "
-                f"Leave the column out with data.drop=[{names[empty[0]]}]."
+                f"Leave the column out with {drop}."
             )
-
-        def filled(values: Tensor) -> Tensor:
-            return torch.where(values.isnan(), fill.to(values), values) if self.missing == "mean" else values
-
+        if self.missing == "mean":
+            encoder = replace(encoder, fill=fill)
         task = table_task(
             spec,
-            filled(wide),
+            encoder.wide(read.inputs),
             read.targets,
             parts,
             class_names=read.class_names,
@@ -136,12 +176,12 @@ class OwnTable:
             target_names=read.target_names,
             input_names=names,
         )
-        scale = task.encode
-        assert scale is not None
+        assert isinstance(task.encode, Scaling)
         task = replace(
             task,
             feature_categories={c.name: c.categories for c in read.columns if c.categories},
-            encode=lambda values: scale(filled(read.expand(values))),
+            encode=replace(encoder, scaling=task.encode),
+            reading=read.reading,
         )
         return with_content(task, path)
 
@@ -154,37 +194,46 @@ class OwnTable:
             raise UserError(
                 f"Could not read data.path={self.path}: {error.strerror}. Give the file of a table."
             ) from None
-        table = _table(self.path, stat.st_mtime_ns, stat.st_size)
-        targets, inputs, notes = self._select_columns(table)
+        table = _table(self.path, stat.st_mtime_ns, stat.st_size, self._format)
+        targets, inputs, ids, notes = self._select_columns(table)
+        table = table.with_marks([*targets, *inputs], self._format)
+        notes.insert(0, _as_read(table, [*inputs, *targets]))
         table, dropped = self._without_missing(table, inputs, targets)
         notes += dropped
         kind, values, names, target_notes = self._targets(table, targets)
         notes += target_notes
-        columns, problems = [], []
-        for index in inputs:
-            column, found = read_column(table, index)
-            problems += found
-            columns += [column] if column is not None else []
-        raise_all(problems)
+        unread = Unread()
+        columns = [column for index in inputs if (column := read_column(table, index, unread)) is not None]
+        all_names = table.names
+        unread.raise_any(table, [all_names[place(all_names, n, "data.drop", self.path)] for n in self.drop])
+        if odd := columns_to_check(table, columns):
+            notes.append(f"check these columns: {'; '.join(odd)}")
         notes += [
-            f"column {c.name} is text: one input for each of {', '.join(c.categories)} (data.drop=[{c.name}] "
-            "leaves it out)"
+            f"column {c.name} is text: one input for each of {', '.join(c.categories)} "
+            f"({typed('data.drop', [*self.drop, c.name])} leaves it out)"
             for c in columns
             if c.categories
         ]
-        target_names = tuple(column_names(table)[i] for i in targets) if kind == "regression" else ()
+        target_names = tuple(all_names[i] for i in targets) if kind == "regression" else ()
         stacked = torch.stack([c.values for c in columns], 1)
-        return _Read(kind, tuple(columns), stacked, values, target_names, names, tuple(notes))
+        reading = TableReading(
+            tuple(all_names[i] for i in ids), table.numbers.decimal, table.numbers.thousands, self.missing_codes
+        )
+        return _Read(kind, tuple(columns), stacked, values, target_names, names, tuple(filter(None, notes)), reading)
 
-    def _select_columns(self, table: TextTable) -> tuple[list[int], list[int], list[str]]:
-        """Indices of targets and of inputs, and notes on automatic choices."""
-        names, notes = column_names(table), []
+    def _select_columns(self, table: TextTable) -> tuple[list[int], list[int], list[int], list[str]]:
+        """Indices of targets, of inputs and of columns that name the rows, and notes on automatic choices."""
+        names, notes = table.names, []
+        labels = row_labels(table, range(len(names)))
         wanted = self.target if isinstance(self.target, (list, tuple)) else [self.target]
         if self.target is None:
-            wanted = [names[-1]]
-            notes.append(f"target: the last column, {names[-1]} (data.target=NAME selects another)")
+            last = next((i for i in reversed(range(len(names))) if i not in labels.reasons), len(names) - 1)
+            wanted = [names[last]]
+            notes.append(f"target: the last column, {names[last]} ({typed('data.target', 'NAME')} selects another)")
         targets = [place(names, name, "data.target", self.path) for name in wanted if name is not None]
         dropped = [place(names, name, "data.drop", self.path) for name in self.drop]
+        kept = [place(names, name, "data.keep", self.path) for name in self.keep]
+        others = [i for i in range(len(names)) if i not in targets and i not in dropped]
         if self.columns is not None:
             inputs = [place(names, name, "data.columns", self.path) for name in self.columns]
             if both := [names[i] for i in inputs if i in targets]:
@@ -192,50 +241,64 @@ class OwnTable:
                     f"data.columns must not contain the target {both[0]}. Remove it, or change data.target."
                 )
         else:
-            inputs = [i for i in range(len(names)) if i not in targets]
-            counting = [i for i in inputs if is_row_number(table, i)]
-            notes += [f"{names[i]} has no name and numbers the rows: left out" for i in counting]
-            inputs = [i for i in inputs if i not in counting]
+            inputs = [i for i in others if i not in labels.reasons or i in kept]
+            if not inputs and (counts := [i for i in others if labels.reasons[i] == "counts the rows"]):
+                inputs = counts[:1]
+                notes.append(f"input: {names[inputs[0]]}, although it counts the rows, as there is no other column")
+            notes.append(labels.note(table, [*targets, *inputs, *dropped]))
         inputs = [i for i in dict.fromkeys(inputs) if i not in dropped]
         if not inputs or not targets:
             raise UserError(
                 f"{self.path} must have {'an input' if targets else 'a target'} left. See data.columns and data.drop."
             )
-        return list(dict.fromkeys(targets)), inputs, notes
+        ids = [i for i in labels.reasons if i not in inputs and i not in targets and any(table.column(i))]
+        return list(dict.fromkeys(targets)), inputs, ids, notes
 
     def _without_missing(self, table: TextTable, inputs: list[int], targets: list[int]) -> tuple[TextTable, list[str]]:
         """The table without the rows that `missing` drops. Raises `UserError` for missing=error."""
         found = missing_cells(table, inputs + targets)
         if not found:
             return table, []
-        names = column_names(table)
+        codes = Counter(table.rows[r][c] for r, c in found if table.rows[r][c])
+        kept_codes = [code for code in codes if code.lower() not in ("none", "null")]
+        words = [code for code in codes if code not in kept_codes]
+        as_text = ""
+        if words:
+            shown = ", ".join(f"{word!r} ({codes[word]} cells)" for word in words)
+            as_text = f" {typed('data.missing_codes', kept_codes)} reads {shown} as text."
         if self.missing == "error":
-            shown = "; ".join(f"line {table.lines[r]}, column {names[c]}" for r, c in found[:5])
-            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
             raise UserError(
-                f"{self.path} has missing values: {shown}{more}. Fill them in, or use data.missing=drop (without "
-                "these rows) or data.missing=mean (filled with the mean of the training part)."
+                f"{self.path} has {len(found)} missing values: {_by_column(table, found)}. Fill them in, or use "
+                "data.missing=drop (without these rows) or data.missing=mean (filled with the mean of the training "
+                f"part).{as_text}"
             )
         removed = {r for r, c in found if self.missing == "drop" or c in targets}
         notes = [f"{len(removed)} of {len(table.rows)} rows left out: a value is missing"] if removed else []
         filled = sum(r not in removed for r, _ in found)
         if filled:
             notes.append(f"{filled} missing cells filled with the mean of the training part")
+        if as_text:
+            notes[-1] += f".{as_text}"
         kept = [r for r in range(len(table.rows)) if r not in removed]
         if len(kept) < 2:
-            raise UserError(f"{self.path} must have at least 2 rows without a missing value; got {len(kept)}.")
+            raise UserError(
+                f"{self.path} must have at least 2 rows without a missing value; got {len(kept)}: "
+                f"{_by_column(table, found)}.{as_text} Leave columns with many missing values out (data.drop), or use "
+                "data.missing=mean."
+            )
         rows, lines = tuple(table.rows[r] for r in kept), tuple(table.lines[r] for r in kept)
         return replace(table, rows=rows, lines=lines), notes
 
     def _targets(self, table: TextTable, targets: list[int]) -> tuple[Kind, Tensor, tuple[str, ...], list[str]]:
         """Kind, targets [N, K] or labels [N], class names, and notes. Raises `UserError` for invalid cells."""
-        names = column_names(table)
+        names = table.names
         cells = [[table.number(row[i]) for i in targets] for row in table.rows]
         texts = [(r, k) for r, row in enumerate(cells) for k, value in enumerate(row) if value is None]
         if len(targets) > 1 and self.task == "classification":
             raise UserError("data.task=classification requires a single target. Name one column in data.target.")
         kind: Kind = "regression"
-        if self.task == "classification" or (self.task == "auto" and self._looks_like_classes(cells)):
+        guessed = self.task == "auto" and len(targets) == 1 and looks_like_classes([row[0] for row in cells])
+        if self.task == "classification" or guessed:
             kind = "classification"
         where = f"{self.path}, column {names[targets[0]]}"
         if kind == "classification":
@@ -257,11 +320,20 @@ class OwnTable:
         if texts:
             row, k = texts[0]
             cell = table.rows[row][targets[k]]
+            many = f" ({len(texts)} cells are not)" if len(texts) > 1 else ""
             raise UserError(
-                f"{self.path}, line {table.lines[row]}, column {names[targets[k]]}: the target must be a number; got "
-                f"{cell!r}. Correct it, or use data.task=classification if it is a label."
+                f"{self.path}, {table.word} {table.lines[row]}, column {names[targets[k]]}: the target must be a "
+                f"number; got {cell!r}{many}. Correct it, or use data.task=classification if it is a label."
             )
         values = torch.tensor(cells, dtype=torch.float64)
+        if float(values.abs().max()) > LARGEST_TARGET:
+            row, k = divmod(int(values.abs().argmax()), len(targets))
+            code = typed("data.missing_codes", [*codes_in(table), float(values[row, k])])
+            raise UserError(
+                f"{self.path}, {table.word} {table.lines[row]}, column {names[targets[k]]}: the target must be below "
+                f"{LARGEST_TARGET:g}; got {float(values[row, k]):g}. Correct it, or read it as missing: {code} "
+                "data.missing=drop."
+            )
         notes = []
         if self.task == "auto":
             notes = [
@@ -270,20 +342,28 @@ class OwnTable:
             ]
         return kind, values, (), notes
 
-    def _looks_like_classes(self, cells: list[list[float | None]]) -> bool:
-        """Only text, or whole numbers with few different values; never several targets."""
-        if len(cells[0]) > 1:
-            return False
-        values = [row[0] for row in cells]
-        if all(value is None for value in values):
-            return True
-        if any(value is None or not value.is_integer() for value in values):
-            return False
-        different = len(set(values))
-        return different <= FEW_LABELS and len(values) >= 5 * different
+
+def _as_read(table: TextTable, columns: list[int]) -> str:
+    """What was guessed about the file, and its first row."""
+    return f"{table.path.name}: {'; '.join(table.notes)}; {table.shown_first_row(columns)}"
+
+
+def _by_column(table: TextTable, found: list[tuple[int, int]]) -> str:
+    """Missing cells by column, with the first line of each."""
+    by_column: dict[int, list[int]] = {}
+    for row, column in found:
+        by_column.setdefault(column, []).append(row)
+    shown = []
+    for column, rows in list(by_column.items())[:8]:
+        count = f"{len(rows)} cells, the first in " if len(rows) > 1 else ""
+        texts = Counter(table.rows[r][column] for r in rows if table.rows[r][column])
+        written = f" ({', '.join(map(repr, list(texts)[:5]))})" if texts else ""
+        shown.append(f"{count}{table.word} {table.lines[rows[0]]}, column {table.names[column]}{written}")
+    more = f"; and {len(by_column) - 8} more columns" if len(by_column) > 8 else ""
+    return "; ".join(shown) + more
 
 
 @lru_cache(maxsize=1)
-def _table(path: Path, modified: int, size: int) -> TextTable:
+def _table(path: Path, modified: int, size: int, wanted: TableFormat) -> TextTable:
     """The parsed file; cached, since both `spec` and `load` need it."""
-    return read_table(path)
+    return read_table(path, wanted)

@@ -117,7 +117,7 @@ def load_experiment(
     return build_experiment(resolve_run(overrides, config_dir, start))
 
 
-def build_experiment(run: RunConfig, like: Experiment | None = None) -> Experiment:
+def build_experiment(run: RunConfig, like: Experiment | None = None, spec: TaskSpec | None = None) -> Experiment:
     """Builds and checks the objects of a resolved configuration.
 
     Networks trained elsewhere (`model.weights`) are read, and their digests are added to the configuration. If it has
@@ -126,6 +126,7 @@ def build_experiment(run: RunConfig, like: Experiment | None = None) -> Experime
     Args:
         run: The resolved configuration.
         like: An experiment; objects with the same configuration are shared with it.
+        spec: What is known of the data, if their files need not exist (a finished run with a saved posterior).
 
     Raises:
         UserError: With the problems of all components.
@@ -135,9 +136,9 @@ def build_experiment(run: RunConfig, like: Experiment | None = None) -> Experime
     settings, problems = read_settings(tree, run.start)
     parts, new_problems = _components(run, tree, like)
     problems += new_problems
-    run, new_problems = _by_kind(run, parts)
+    run, new_problems = _by_kind(run, parts, spec)
     problems += new_problems
-    problems += _conflicts(parts, run.choices, settings)
+    problems += _conflicts(parts, run.choices, settings, spec)
     problems += parts["logger"].problems() if "logger" in parts else []
     shared = like is not None and digests is not None and list(like.run.get("model.weights_digest") or ()) == digests
     pretrained = like.pretrained if like is not None and shared else ()
@@ -182,7 +183,7 @@ def _components(run: RunConfig, tree: Mapping[str, Any], like: Experiment | None
     return parts, problems
 
 
-def _by_kind(run: RunConfig, parts: dict[str, Any]) -> tuple[RunConfig, list[str]]:
+def _by_kind(run: RunConfig, parts: dict[str, Any], spec: TaskSpec | None) -> tuple[RunConfig, list[str]]:
     """Replaces hyper=auto by the rule for the kind of the task, in `parts` and in the returned configuration.
 
     The overrides keep hyper=auto; the cell is that of the rule itself.
@@ -193,7 +194,7 @@ def _by_kind(run: RunConfig, parts: dict[str, Any]) -> tuple[RunConfig, list[str
     if not isinstance(auto, Auto) or data is None:
         return run, []
     try:
-        name, note = auto.choice(data.spec())
+        name, note = auto.choice(data.spec() if spec is None else spec)
         catalogue = Catalogue([] if run.config_dir is None else [run.config_dir])
         node = catalogue.load("hyper", name)
         parts["hyper"] = build(node, [str(a) for a in run.plain().get("allow") or []], "hyper", f"hyper={name}")
@@ -265,8 +266,10 @@ def _noise(config: Mapping[str, Any]) -> Any:
     return rule
 
 
-def _conflicts(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Settings | None) -> list[str]:
-    """Problems of components that are valid by themselves but do not fit together."""
+def _conflicts(
+    parts: Mapping[str, Any], choices: Mapping[str, Any], settings: Settings | None, spec: TaskSpec | None
+) -> list[str]:
+    """Problems of components that are valid by themselves but do not fit together; `spec` is that of the data."""
     names = ("data", "model", "method", "hyper", "augment", "noise")
     data, model, method, hyper, augment, noise = (parts.get(name) for name in names)
     if data is None:
@@ -276,7 +279,7 @@ def _conflicts(parts: Mapping[str, Any], choices: Mapping[str, Any], settings: S
 
     problems: list[str] = []
     try:
-        spec: TaskSpec = data.spec()
+        spec = data.spec() if spec is None else spec
     except UserError as error:
         return list(error.problems)
     if model is not None:

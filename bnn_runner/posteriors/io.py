@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from bnn_runner.base import Posterior
 from bnn_runner.errors import UserError
 from bnn_runner.runtime.files import write_atomically, write_json
+from bnn_runner.tasks import Task
 
 TENSORS, FACTS = "posterior.safetensors", "posterior.json"
 FORMAT = 2
@@ -58,21 +59,28 @@ class UnreadablePosterior(UserError):
 # ------------------------------------------------------------------------------------- writing
 
 
-def save(posterior: Posterior, folder: Path, belongs_to: Mapping[str, str]) -> None:
+def save(posterior: Posterior, folder: Path, belongs_to: Mapping[str, str], task: Task | None = None) -> None:
     """Write `posterior` into `folder`.
 
     Args:
         posterior: what is saved.
         folder: that of the cell.
         belongs_to: fingerprints that `load` requires again.
+        task: its scaling, categories and column order are saved too, so that new points can be predicted without the
+            data. A task that is not of plain values is left out.
 
     Raises:
         CannotBeSaved: a part is not a plain value; nothing is written then.
     """
     packer = _Packer()
     tree = packer.pack(posterior, type(posterior).__name__)
+    try:
+        packed = None if task is None else packer.pack(task.without_points(), "Task")
+    except CannotBeSaved:
+        packed = None
     data = tensors_to_bytes(packer.tensors)
     facts = {"format": FORMAT, "belongs_to": dict(belongs_to), "digest": _digest(data), "posterior": tree}
+    facts |= {} if packed is None else {"task": packed}
     (folder / FACTS).unlink(missing_ok=True)
     write_atomically(folder / TENSORS, lambda f: f.write(data))
     write_json(folder / FACTS, facts)  # last: it carries the digest of the tensors
@@ -81,6 +89,24 @@ def save(posterior: Posterior, folder: Path, belongs_to: Mapping[str, str]) -> N
 def is_saved(folder: Path) -> bool:
     """Whether a posterior is saved in `folder` (which does not check that it is intact)."""
     return (folder / FACTS).is_file()
+
+
+def load_task(folder: Path, device: torch.device, allow: Sequence[str] = ()) -> Task | None:
+    """The task that is saved with a posterior: how new points are prepared, without points. None if there is none.
+
+    It is also None for a damaged file; `load` then says what is wrong.
+    """
+    try:
+        facts = json.loads((folder / FACTS).read_bytes())
+        data = (folder / TENSORS).read_bytes()
+        if facts["format"] != FORMAT or facts["digest"] != _digest(data):
+            return None
+        tree = facts.get("task")
+        unpacker = _Unpacker(tensors_from_bytes(data), nn.Module(), device, ("bnn_runner", *allow))
+        task: Task | None = None if tree is None else unpacker.unpack(tree)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError, UnreadablePosterior):
+        return None
+    return task
 
 
 @dataclass

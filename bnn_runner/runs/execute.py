@@ -273,7 +273,7 @@ def _write(
 def _save_posterior(cell_run: CellRun, posterior: Posterior, session: Session) -> dict[str, bool]:
     """Saves the posterior in the cell, or notes why it does not support that. Returns the entry for cell.json."""
     try:
-        posterior_store.save(posterior, cell_run.cell.folder, cell_run.fingerprints())
+        posterior_store.save(posterior, cell_run.cell.folder, cell_run.fingerprints(), cell_run.task)
         return {"posterior_saved": True}
     except posterior_store.CannotBeSaved as error:
         note = f"save_posterior: the posterior of method={cell_run.cell.method} was not saved ({error})"

@@ -126,10 +126,10 @@ def test_tables_that_do_not_fit_are_refused_by_name(
     data = tmp_path / "t.csv"
     for text, told in {
         "length,colour,sped\n1,red,2\n": "is missing the input column speed. Did you mean sped?",
-        "length,colour,speed\n1,red,2\n3,pink,4\n": "line 3, column colour must be one of blue, green, red; got 'pink'",
-        "length,colour,speed\n1,red,fast\n": "line 2, column speed must be a number; got 'fast'",
-        "length,colour,speed\n1,red,2\n4,red,?\n": "line 3: no value in speed",
-        "length,colour,speed\n1,red,2\n4,red\n": "line 3 must have 3 cells, as the first line; got 2",
+        "length,colour,speed\n3,pink,4\n": "line 2: column colour must be one of blue, green, red; got 'pink'",
+        "length,colour,speed\n1,red,fast\n": "line 2: column speed must be a number; got 'fast'",
+        "length,colour,speed\n4,red,?\n": "line 2: no value in speed",
+        "length,colour,speed\n1,red,2\n4,red\n": "line 3 must have 3 cells, as the header; got 2",
         "length,length,speed\n1,2,2\n": "column names must be unique; got 'length' twice",
         "1,2\n3,4\n": "must have 3 columns in the order of data=boats: length, colour, speed; got 2",
         "length,colour,speed\n": "must have one row per point",
@@ -137,13 +137,36 @@ def test_tables_that_do_not_fit_are_refused_by_name(
     }.items():
         data.write_text(text)
         assert told in refused(boats, data, capsys), text
-    data.write_bytes("length\n\xe9\n".encode("latin-1"))
+    data.write_bytes("length\n\x81\n".encode("latin-1"))
     assert "must be text in UTF-8" in refused(boats, data, capsys)
     ROWS.to_csv(data, index=False)
     assert "got a table" in refused(tiles, data, capsys)
     assert "does not exist" in refused(boats, tmp_path / "absent.csv", capsys)
     assert "--level must be between 0 and 1" in refused(boats, data, capsys, "--level", "2")
     assert "--draws must be at least 1" in refused(boats, data, capsys, "--draws", "0")
+
+
+def test_rows_that_do_not_fit_are_marked_and_the_others_predicted(
+    boats: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted bugs: predictions under the wrong rows; ids that stay with the rows that fit."""
+    ROWS.to_csv(tmp_path / "plain.csv", index=False)
+    plain = predicted(boats, tmp_path / "plain.csv", tmp_path / "a.csv")
+    lines = ["boat_id,length,colour,speed", "b7,6.5,red,101.5", "b3,3,pink,4", "b9,1,red,fast", "b1,12.25,blue,95"]
+    (tmp_path / "new.csv").write_text("\n".join([*lines, "b2,,red,3", "b4,9,green,99"]))
+    table = predicted(boats, tmp_path / "new.csv", tmp_path / "b.csv")
+    said = capsys.readouterr().err
+    assert "3 of 6 rows not predicted, see their column note: line 3: column colour must be one of" in said
+    assert list(table.columns[:3]) == ["row", "boat_id", "mean_price"]
+    assert table.boat_id.tolist() == ["b7", "b3", "b9", "b1", "b2", "b4"] and table.row.tolist() == [1, 2, 3, 4, 5, 6]
+    fit = table[table.note.isna()]
+    assert fit.boat_id.tolist() == ["b7", "b1", "b4"]
+    np.testing.assert_allclose(fit[plain.columns[1:]], plain.iloc[:, 1:], rtol=1e-6)
+    assert table.mean_price.isna().tolist() == [False, True, True, False, True, False]
+    assert table.note[1] == "column colour must be one of blue, green, red; got 'pink'"
+    frame = ROWS.set_index("owner").assign(colour=["red", "pink", "green"])
+    marked = boats.predict(frame)
+    assert marked.index.tolist() == ["a", "b", "c"] and marked.mean_price.isna().tolist() == [False, True, False]
 
 
 def test_a_user_s_own_csv_from_training_to_prediction(root: Path, tmp_path: Path) -> None:
@@ -313,3 +336,25 @@ def test_mistakes_and_failures_are_exceptions_and_nothing_is_left_changed(
         swept = ["debug=fast", "method=map", "schedule=sgd", "schedule.lr=0.01,1e9", "figures=false"]
         bnn_runner.sweep(swept, quiet=True)
     assert len(list(tmp_path.glob("outputs/debug/runs/gap1d/mlp/map/*/DONE"))) == 2
+
+
+def test_a_saved_posterior_predicts_without_its_data(root: Path, tmp_path: Path) -> None:
+    """Scaling, categories, column order, filled values and codes of missing ones are those of the training table."""
+    length, colour = np.linspace(1, 9, 60), np.array(["red", "blue", "red"] * 20)
+    homes = pd.DataFrame({"id": range(60), "length": length, "colour": colour})
+    homes["price"] = 10 * length + 30 * (colour == "red")
+    homes.to_csv(root / "moved.csv", index=False, sep=";", decimal=",")
+    data = {"data.path": str(root / "moved.csv"), "data.target": "price", "data.missing": "mean"}
+    run = run_small(root, "csv", "laplace", save_posterior=True, **data, **{"data.missing_codes": [-1]})
+    (tmp_path / "new.csv").write_text("colour;id;length\nred;x7;3,250\nblue;x8;-1\npink;x9;1,5\n")
+    before = predicted(run, tmp_path / "new.csv", tmp_path / "a.csv")
+    (root / "moved.csv").unlink()
+    after = predicted(run, tmp_path / "new.csv", tmp_path / "b.csv")
+    pd.testing.assert_frame_equal(before, after, check_exact=True)
+    assert after.id.tolist() == ["x7", "x8", "x9"] and after["mean"].isna().tolist() == [False, False, True]
+    again = bnn_runner.load(run.folder, allow=["tests"], quiet=True)
+    np.testing.assert_allclose(
+        again.predict(pd.DataFrame({"colour": ["red"], "length": [3.25]}))["mean"], after["mean"][0]
+    )
+    with pytest.raises(UserError, match=r"Could not read data.path=.*moved.csv"):
+        again.task

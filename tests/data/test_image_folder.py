@@ -48,7 +48,7 @@ def test_classes_parts_and_pixels(pictures: Path) -> None:
     """Planted bugs: labels in the order of a directory listing; rows of one part read for another; ood as a class."""
     task = data(pictures).load(Path(), 0)
     assert task.spec.input_shape == (3, 8, 8) and task.class_names == ("cat", "dog")
-    assert "cat is class 0, dog is class 1" in task.notes[0]
+    assert "labels: cat is class 0, dog is class 1" in task.notes
     assert [len(s) for s in (task.train, task.val, task.test)] == [54, 6, 20] and len(task.ood["noise"]) == 5
     for split in (task.train, task.val, task.test):
         assert not isinstance(split.inputs, torch.Tensor)
@@ -80,10 +80,10 @@ def test_batches_hold_only_what_is_needed_and_come_ahead(pictures: Path, monkeyp
     seen: list[str] = []
     lock = threading.Lock()
 
-    def counting(path: Path, size: int, channels: int) -> torch.Tensor:
+    def counting(path: Path, size: int, channels: int, white: float | None) -> torch.Tensor:
         with lock:
             seen.append(path.name)
-        return decode(path, size, channels)
+        return decode(path, size, channels, white)
 
     monkeypatch.setattr(image_files, "decode", counting)
     task = data(pictures).load(Path(), 0)
@@ -125,10 +125,14 @@ def test_a_damaged_file_is_named(pictures: Path) -> None:
     for content in (good[: len(good) // 2], b"no image"):
         bad.write_bytes(content)
         for workers in (0, 2):
-            task = data(pictures, workers=workers).load(Path(), 0)
-            with pytest.raises(UserError, match=r"Could not read .*cat/007\.png as an image"):
-                for split in (task.train, task.val, task.test):
-                    list(split.batches(16))
+            with pytest.raises(UserError, match=r"Could not read .*cat/007\.png .* as an image, one of 85"):
+                data(pictures, workers=workers).load(Path(), 0)
+    bad.write_bytes(good)
+    task = data(pictures).load(Path(), 0)
+    bad.write_bytes(good[: len(good) // 2])  # damaged after it was checked
+    with pytest.raises(UserError, match=r"Could not read .*cat/007\.png as an image"):
+        for split in (task.train, task.val, task.test):
+            list(split.batches(16))
 
 
 def test_the_fingerprint_follows_content_and_size(pictures: Path) -> None:
@@ -155,7 +159,7 @@ def test_one_pixel_in_the_middle_of_a_large_plain_image_counts(pictures: Path) -
     assert data(pictures).load(Path(), 0).fingerprint != task.fingerprint
 
 
-@pytest.mark.parametrize("case", ["no path", "no folder", "one class", "empty class", "train alone", "values"])
+@pytest.mark.parametrize("case", ["no path", "no folder", "one class", "empty class", "test alone", "values"])
 def test_invalid_folders_are_reported(pictures: Path, tmp_path: Path, case: str) -> None:
     made, said = data(pictures), ""
     if case == "no path":
@@ -168,9 +172,9 @@ def test_invalid_folders_are_reported(pictures: Path, tmp_path: Path, case: str)
     if case == "empty class":
         (pictures / "bird").mkdir()
         said = "bird has no images"
-    if case == "train alone":
-        write(tmp_path / "half" / "train" / "a", 3)
-        made, said = data(tmp_path / "half"), r"got train/ without test/"
+    if case == "test alone":
+        write(tmp_path / "half" / "test" / "a", 3)
+        made, said = data(tmp_path / "half"), r"must have a folder train/ next to test/"
     if case == "values":
         made = data(pictures, size=0, channels=2, workers=-1, test_fraction=1.0)
         with pytest.raises(UserError) as caught:
