@@ -64,7 +64,7 @@ from omegaconf import OmegaConf
 
 from bnn_runner import runner
 from bnn_runner.base import Draws, FitContext, Network, Posterior
-from bnn_runner.config.groups import Catalogue, merge
+from bnn_runner.config.groups import RECOMMENDED, Catalogue, merge
 from bnn_runner.config.overrides import UNKNOWN, Override, render, to_text
 from bnn_runner.config.run_config import RunConfig
 from bnn_runner.config.validate import check
@@ -206,7 +206,9 @@ def load(
             f"pass --allow {','.join(untrusted)}, or load(..., allow={untrusted})."
         )
     output_dir = folder.parents[4]
-    config = merge(Catalogue().base, {str(k): v for k, v in config.items()})
+    catalogue = Catalogue()
+    config = merge(catalogue.base, {str(k): v for k, v in config.items()})
+    config["data"] = merge(_data_defaults(catalogue, str(facts["choices"]["data"])), config["data"])
     recorded_cache = places.get("cache_dir") if config.get("cache_dir") else None
     recorded_data = places.get("data_dir")
     data = data_dir or (recorded_data if recorded_data is not None and Path(recorded_data).is_dir() else None)
@@ -226,6 +228,13 @@ def load(
     saved_task = posterior_store.load_task(folder, computes_on, allow)
     experiment = build_experiment(run, spec=None if saved_task is None else saved_task.spec)
     return Run(folder, facts, experiment, computes_on, Console(io.StringIO()) if quiet else Console(), saved_task)
+
+
+def _data_defaults(catalogue: Catalogue, choice: str) -> dict[str, Any]:
+    """The keys of a data set, for runs of earlier versions, which may lack some; {} for a choice of the user's own."""
+    if catalogue.problem_with("data", choice) is not None:
+        return {}
+    return {key: value for key, value in catalogue.load("data", choice).items() if key not in ("_target_", RECOMMENDED)}
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -107,14 +107,14 @@ class OwnTable:
     val_fraction: float
     train_size: int | None
     test_size: int | None
-    keep: tuple[Name, ...] = ()
-    header: Literal["auto"] | bool = "auto"
-    decimal: str = "auto"
-    thousands: str = "auto"
-    encoding: str | None = None
-    skip_rows: int | tuple[int, ...] | None = None
-    comment: str | None = None
-    missing_codes: tuple[str | float, ...] | None = None
+    keep: tuple[Name, ...]
+    header: Literal["auto"] | bool
+    decimal: str
+    thousands: str
+    encoding: str | None
+    skip_rows: int | tuple[int, ...] | None
+    comment: str | None
+    missing_codes: tuple[str | float, ...] | None
 
     def spec(self) -> TaskSpec:
         """What the file contains (it is read for that). Raises `UserError` for invalid values or cells."""

@@ -352,6 +352,8 @@ def test_a_saved_posterior_predicts_without_its_data(root: Path, tmp_path: Path)
     after = predicted(run, tmp_path / "new.csv", tmp_path / "b.csv")
     pd.testing.assert_frame_equal(before, after, check_exact=True)
     assert after.id.tolist() == ["x7", "x8", "x9"] and after["mean"].isna().tolist() == [False, False, True]
+    config = (run.folder / "config.yaml").read_text()  # as written by a version without one of the keys
+    (run.folder / "config.yaml").write_text("".join(x for x in config.splitlines(True) if "thousands" not in x))
     again = bnn_runner.load(run.folder, allow=["tests"], quiet=True)
     np.testing.assert_allclose(
         again.predict(pd.DataFrame({"colour": ["red"], "length": [3.25]}))["mean"], after["mean"][0]

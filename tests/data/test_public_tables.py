@@ -36,6 +36,8 @@ C = [f"{v:.4f}" for v in _RANDOM.normal(size=N)]
 Y = [f"{float(a) * 2 - float(b):.3f}" for a, b in zip(A, B, strict=True)]
 PET = ["cat", "dog", "cat", "dog", "dog"] * 12
 FIELDS: dict[str, Any] = {"target": None, "task": "auto", "columns": None, "drop": (), "missing": "error"}
+FIELDS |= {"keep": (), "header": "auto", "decimal": "auto", "thousands": "auto", "encoding": None}
+FIELDS |= {"skip_rows": None, "comment": None, "missing_codes": None}
 FIELDS |= {"test_fraction": 0.2, "val_fraction": 0.1, "train_size": None, "test_size": None}
 
 

@@ -23,6 +23,8 @@ PRICE = (A - 2 * B + 5).round(3)
 
 def table(path: Path, **changes) -> OwnTable:
     fields = {"target": None, "task": "auto", "columns": None, "drop": (), "missing": "error"}
+    fields |= {"keep": (), "header": "auto", "decimal": "auto", "thousands": "auto", "encoding": None}
+    fields |= {"skip_rows": None, "comment": None, "missing_codes": None}
     return OwnTable(path=path, **(fields | PARTS | changes))
 
 

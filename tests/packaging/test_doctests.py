@@ -16,7 +16,7 @@ MODULES = sorted(".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts) f
 
 
 def test_there_are_some() -> None:
-    assert {"bnn_runner.api", "bnn_runner.runs.predictor", "bnn_runner.data.table_file"} <= set(MODULES)
+    assert {"bnn_runner.api", "bnn_runner.runs.predictor", "bnn_runner.data.table_numbers"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)
