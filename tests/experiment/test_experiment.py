@@ -195,7 +195,7 @@ def test_every_default_choice_is_built() -> None:
 
 def test_a_table_of_the_user_s_is_found_from_where_the_command_was_started(tmp_path: Path) -> None:
     """Catches: data.path= left relative, so that the cell's command and a later look at it miss the file."""
-    rows = [f"{i},{i % 7},{i * 0.5}" for i in range(40)]
+    rows = [f"{i * 1.5},{i % 7},{i * 0.5}" for i in range(40)]
     (tmp_path / "mine.csv").write_text("\n".join(["a,b,price", *rows]), encoding="utf-8")
     overrides = ["data=csv", "data.path=mine.csv", "data.target=price", "method=map"]
     experiment = load_experiment(overrides, start=tmp_path)
