@@ -209,10 +209,10 @@ def _run_all(cell_runs: list[CellRun], session: Session) -> _Results:
     todo = [c for c in cell_runs if not _finished(c, session)]
     for cell_run in cell_runs:
         if cell_run not in todo:
-            if score_again(cell_run):
+            if score_again(cell_run, session.console.say):
                 session.console.say("other metrics requested: recomputed from the saved evaluation")
             session.console.say(f"already finished (force=true runs it again): {short_path(cell_run.cell.folder)}")
-            show_scores(cell_run, session)
+            show_scores(cell_run, session, earlier=True)
     results = _Results({c.cell.folder for c in cell_runs if c not in todo}, {})
     if not todo:
         return results

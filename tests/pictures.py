@@ -67,7 +67,7 @@ def seen_figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Figure]]
         return path
 
     monkeypatch.setattr(style, "save", look)
-    monkeypatch.setattr(report, "draw_in_parallel", lambda drawings: [draw() is not None for draw in drawings])
+    monkeypatch.setattr(report, "draw_in_parallel", lambda drawings, here: [here(d) is not None for d in drawings])
     yield figures
     wrong = {name: found for name, found in problems.items() if found}
     assert not wrong, "\n".join(f"{name}: {'; '.join(found)}" for name, found in wrong.items())

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bnn_runner.errors import UserError, did_you_mean
+from bnn_runner.runtime.files import expand_home
 
 _WITH_VALUE = {"--config-dir", "-cd", "--package", "-p", "--cfg", "-c"}
 _SWITCHES = {"--multirun", "-m", "--run", "-r", "--resolve"}
@@ -116,7 +117,7 @@ _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 def _set_flag(line: CommandLine, name: str, value: str) -> list[str]:
     """Sets a flag with a value. Returns its problems."""
     if name in ("--config-dir", "-cd"):
-        folder = Path(value).expanduser().resolve()
+        folder = expand_home(value).resolve()
         if not folder.is_dir():
             return [f"--config-dir must be a folder with <group>/<choice>.yaml files; got {value} ({folder})."]
         line.config_dir = folder
@@ -131,7 +132,7 @@ def _set_flag(line: CommandLine, name: str, value: str) -> list[str]:
 
 
 def _unknown_flag(name: str, equals: str, value: str) -> str:
-    bare = name.lstrip("-")
+    bare = name.lstrip("-").replace("-", "_")
     flags = sorted({*_WITH_VALUE, *_SWITCHES, "--help", "--version", "--info", "--hydra-help", "--shell-completion"})
     near = did_you_mean(name, [f for f in flags if f.startswith("--")])
     if near:

@@ -6,7 +6,6 @@ command line has been checked.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -17,10 +16,12 @@ from bnn_runner.config.validate import Checked, check
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.runtime.exit_codes import FAILED, INTERRUPTED, OK, USAGE_ERROR, print_errors
 from bnn_runner.runtime.files import explain_write_error
+from bnn_runner.runtime.streams import accept_every_text
 
 
 def main() -> None:
     """Entry point of `bnn-run`."""
+    accept_every_text()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -61,9 +62,6 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("\nbnn-run: interrupted. Run the same command again to resume.", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
     except OSError as error:
         if (reason := explain_write_error(error)) is None:
             raise

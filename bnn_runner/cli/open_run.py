@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bnn_runner.errors import UserError
+from bnn_runner.cli.spelling import apply_settings
+from bnn_runner.errors import UserError, raise_all
 
 if TYPE_CHECKING:
     from bnn_runner.api import Run
@@ -18,6 +20,9 @@ SHOWN = 10
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that select a run and say how to open it."""
     parser.add_argument("run", metavar="RUN", help="a run's folder, the beginning of its hash, or latest")
+    parser.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help="options, spelled as in bnn-run: output_dir=DIR"
+    )
     parser.add_argument("--draws", type=int, metavar="S", help="number of posterior draws (default: that of the run)")
     parser.add_argument(
         "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="folder of the runs (default: outputs)"
@@ -26,6 +31,32 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="folder of trained networks, if it has moved")
     parser.add_argument("--allow", default="", metavar="P,P", help="packages of your own classes to trust")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="default: auto")
+
+
+SETTINGS = {n: n for n in ("output_dir", "data_dir", "cache_dir", "allow", "device")} | {"eval.num_draws": "draws"}
+"""Options that may be written as settings of bnn-run: output_dir=x device=cpu."""
+
+
+def read_options(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, more: Mapping[str, str] | None = None
+) -> None:
+    """Sets the options that are written as in bnn-run (output_dir=x).
+
+    Args:
+        parser: Parser of the command.
+        arguments: Its parsed options; they are changed.
+        more: Further {key: option} of the command.
+
+    Raises:
+        UserError: For a word that is no option of the command, and without a run.
+    """
+    words = [arguments.run, *arguments.settings]
+    rest = apply_settings(parser, arguments, words, SETTINGS | dict(more or {}))
+    if not rest:
+        raise UserError("RUN is missing: give the folder of a run, the beginning of its hash, or latest.")
+    known = ", ".join(f"{key}=" for key in sorted(SETTINGS | dict(more or {})))
+    raise_all([f"{w!r} is not an option of {parser.prog}. Settings that it takes: {known}." for w in rest[1:]])
+    arguments.run = rest[0]
 
 
 def open_run(arguments: argparse.Namespace) -> tuple[Run, Path]:

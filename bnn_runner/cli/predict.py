@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bnn_runner.cli.open_run import add_run_options, open_run
+from bnn_runner.cli.open_run import add_run_options, open_run, read_options
+from bnn_runner.cli.spelling import with_hyphens
 from bnn_runner.errors import UserError
 from bnn_runner.runtime.exit_codes import run_command
+from bnn_runner.runtime.streams import accept_every_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,8 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 success, 1 the posterior could not be fitted, 2 usage error, 130 interrupted.
     """
-    arguments = _parser().parse_args(argv)
-    return run_command("bnn-predict", lambda: predict(arguments))
+    accept_every_text()
+    parser = _parser()
+    arguments = parser.parse_intermixed_args(with_hyphens(sys.argv[1:] if argv is None else argv))
+
+    def command() -> None:
+        read_options(parser, arguments, {"level": "level", "out": "out"})
+        predict(arguments)
+
+    return run_command("bnn-predict", command)
 
 
 def predict(arguments: argparse.Namespace) -> None:

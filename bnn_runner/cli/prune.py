@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from bnn_runner.cli.open_run import add_run_options, open_run
+from bnn_runner.cli.open_run import add_run_options, open_run, read_options
+from bnn_runner.cli.spelling import with_hyphens
 from bnn_runner.errors import UserError
 from bnn_runner.runtime.exit_codes import run_command
+from bnn_runner.runtime.streams import accept_every_text
 
 _EXAMPLES = """RUN is a run's folder, the hash at its end (or its beginning), or: latest.
 
@@ -34,8 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 success, 1 the posterior could not be fitted, 2 usage error, 130 interrupted.
     """
-    arguments = _parser().parse_args(argv)
-    return run_command("bnn-prune", lambda: prune(arguments))
+    accept_every_text()
+    parser = _parser()
+    arguments = parser.parse_intermixed_args(with_hyphens(sys.argv[1:] if argv is None else argv))
+
+    def command() -> None:
+        read_options(parser, arguments, {"fractions": "fractions"})
+        prune(arguments)
+
+    return run_command("bnn-prune", command)
 
 
 def prune(arguments: argparse.Namespace) -> list[Path]:
@@ -48,6 +57,7 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
     run, folder = open_run(arguments)
     from bnn_runner.methods.bbb import BBB
     from bnn_runner.report import style
+    from bnn_runner.report.drawing import attempt
     from bnn_runner.rng import derive_seed
     from bnn_runner.runs import pruning
     from bnn_runner.runs.cell import table_text
@@ -69,15 +79,18 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
     table = pruning.markdown(rows, name)
     columns = [f.name for f in fields(pruning.Pruned)]
     title = f"{run.data} · {run.model} · {run.method} · seed {run.seed}"
-    figure = pruning.pruning_figure(rows, name, posterior.signal_to_noise(), title)
     try:
         write_text(folder / "pruning.csv", table_text([asdict(r) for r in rows], columns))
         write_text(folder / "pruning.md", table)
-        picture = style.save(figure, folder / "figures" / "pruning.png")
+        path = folder / "figures" / "pruning.png"
+        ratios = posterior.signal_to_noise()
+        picture, note = attempt(path.name, lambda: style.save(pruning.pruning_figure(rows, name, ratios, title), path))
     except OSError as error:
         raise UserError(f"Could not write to {folder} ({error.strerror or error}). Make it writable.") from None
     print(f"{title}, {draws} draws\n\n{table}")
-    files = [folder / "pruning.csv", folder / "pruning.md", picture]
+    files = [folder / "pruning.csv", folder / "pruning.md", *([] if picture is None else [picture])]
+    if note:
+        print(f"note: {note}")
     print("wrote " + ", ".join(str(f) for f in files), flush=True)
     return files
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bnn_runner.cli.spelling import apply_settings, with_hyphens
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.report.axes import by_axes
 from bnn_runner.report.columns import unknown
 from bnn_runner.report.commands import missing_commands
+from bnn_runner.report.drawing import attempt
 from bnn_runner.report.filters import Filter, parse_filters, select
 from bnn_runner.report.grid import to_csv as grids_to_csv
 from bnn_runner.report.grid import without_empty
@@ -24,9 +26,16 @@ from bnn_runner.report.section import Request, Section
 from bnn_runner.report.sections import SECTIONS
 from bnn_runner.report.selection import selected_by_validation
 from bnn_runner.report.tables import Table, build
+from bnn_runner.runtime.exit_codes import run_command
 from bnn_runner.runtime.files import write_text
+from bnn_runner.runtime.streams import accept_every_text
 
 FORMATS = ("csv", "md", "tex", "html")
+_SETTINGS = {n: n for n in ("output_dir", "name", "metrics", "rows", "columns", "summary", "format")} | {
+    "metric": "metrics",
+    "figures": "figure",
+}
+"""Options that may be written as settings of bnn-run: output_dir=x metric=[rmse] figures=false."""
 _FILTERS = ("data", "model", "method")
 
 _EXAMPLES = (
@@ -47,15 +56,16 @@ runs them, and never averaged away; runs with different settings are never avera
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, or 2 for a usage error."""
-    arguments = _parser().parse_args(argv)
-    try:
+    """Entry point; returns the exit code: 0, 2 for a usage error, 130 if it was interrupted."""
+    accept_every_text()
+    parser = _parser()
+    arguments = parser.parse_intermixed_args(with_hyphens(sys.argv[1:] if argv is None else argv))
+
+    def command() -> None:
+        arguments.filters = apply_settings(parser, arguments, arguments.filters, _SETTINGS)
         report(arguments)
-    except UserError as error:
-        for problem in error.problems:
-            print(f"bnn-report: {problem}", file=sys.stderr)
-        return 2
-    return 0
+
+    return run_command("bnn-report", command)
 
 
 def report(arguments: argparse.Namespace) -> list[Path]:
@@ -77,11 +87,10 @@ def report(arguments: argparse.Namespace) -> list[Path]:
     page = replace(page, grids=(*page.grids, *added))
     folder, name = arguments.output_dir / "results", arguments.name
     pictures: list[Path] = []
+    notes: list[str] = []
     try:
         if arguments.figure and any(row.n for row in table.rows):
-            pictures = _figures(table, folder, name)
-            drawn = (s.figure(r, folder / f"{name}_{s.name}.png") for s, r in requests if s.figure is not None)
-            pictures += [path for path in drawn if path is not None]
+            pictures, notes = _figures(table, requests, folder, name)
         texts = {"csv": to_csv(table), "md": to_markdown(page), "tex": to_latex(page)}
         if "html" in formats:
             texts["html"] = to_html(page, name, pictures, commands, _figures_of_runs(table))
@@ -96,18 +105,40 @@ def report(arguments: argparse.Namespace) -> list[Path]:
             "folder and give it with --output-dir."
         ) from None
     missing = ["missing results:", *(f"  {c}" for c in commands), ""] if commands else []
-    _show(to_markdown(page), *missing, "wrote " + ", ".join(str(f) for f in (*files, *pictures)))
+    print(
+        to_markdown(page),
+        *missing,
+        *(f"note: {note}" for note in notes),
+        "wrote " + ", ".join(str(f) for f in (*files, *pictures)),
+        sep="\n",
+    )
     return [*files, *pictures]
 
 
-def _figures(table: Table, folder: Path, name: str) -> list[Path]:
+def _figures(
+    table: Table, requests: Sequence[tuple[Section, Request]], folder: Path, name: str
+) -> tuple[list[Path], list[str]]:
+    """Draws the figures. Returns their files, and a note for each that could not be drawn."""
     from bnn_runner.report.comparison import comparison_figure
     from bnn_runner.report.sweep_curves import sweep_curves
 
+    notes: list[str] = []
+
+    def here(drawing: Callable[[], Path | None], what: str = "of the table") -> Path | None:
+        path, note = attempt(what, drawing)
+        notes.extend([note] if note else [])
+        return path
+
     folder.mkdir(parents=True, exist_ok=True)
     files = folder / f"{name}.png", folder / f"{name}_curves.png"
-    drawn = draw_in_parallel([lambda: comparison_figure(table, files[0]), lambda: sweep_curves(table, files[1])])
-    return [path for path, there in zip(files, drawn, strict=True) if there]
+    drawn = draw_in_parallel([lambda: comparison_figure(table, files[0]), lambda: sweep_curves(table, files[1])], here)
+    pictures = [path for path, there in zip(files, drawn, strict=True) if there]
+    for section, request in requests:
+        if section.figure is not None:
+            path = folder / f"{name}_{section.name}.png"
+            picture = here(functools.partial(section.figure, request, path), path.name)
+            pictures += [] if picture is None else [picture]
+    return pictures, list(dict.fromkeys(notes))
 
 
 def _figures_of_runs(table: Table) -> dict[str, list[Path]]:
@@ -140,13 +171,6 @@ def _main_tables(table: Table, arguments: argparse.Namespace) -> Report:
     return page
 
 
-def _show(*texts: str) -> None:
-    try:
-        print(*texts, sep="\n", flush=True)
-    except BrokenPipeError:  # `bnn-report | head`: the files are written, the reader has stopped
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _parser() -> argparse.ArgumentParser:
     examples = "\n".join(f"  bnn-report {words:<40} {meaning}" for words, meaning in _EXAMPLES)
     parser = argparse.ArgumentParser(
@@ -159,7 +183,8 @@ def _parser() -> argparse.ArgumentParser:
         "filters",
         nargs="*",
         metavar="FIELD=X,X",
-        help="only runs with these values, as in data=yacht or model.norm=batch",
+        help="only runs with these values, as in data=yacht or model.norm=batch; options may be written so too: "
+        "output_dir=DIR metric=[rmse]",
     )
     parser.add_argument(
         "--output-dir", type=Path, default=Path("outputs"), metavar="DIR", help="the output_dir of the runs (outputs)"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from bnn_runner.config.overrides import to_text
 from bnn_runner.errors import did_you_mean
+from bnn_runner.runtime.files import expand_home
 
 _NAMES = {
     int: "a whole number",
@@ -80,7 +81,7 @@ def convert(annotation: Any, value: Any) -> Any:
             raise Mismatch(describe(annotation))
         return {k: convert(arguments[1], v) if len(arguments) == 2 else v for k, v in value.items()}
     if annotation is Path and isinstance(value, str):
-        return Path(value).expanduser()
+        return expand_home(value)
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if annotation is int and isinstance(value, float) and value.is_integer():

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from bnn_runner.config.schema import check_fields
 from bnn_runner.errors import UserError, raise_all
+from bnn_runner.runtime.files import expand_home
 
 COMPONENTS = ("data", "model", "method", "prior", "hyper", "schedule", "augment", "metric", "logger")
 """Groups whose choices become objects."""
@@ -150,7 +151,7 @@ def read_settings(config: Mapping[str, Any], start: Path) -> tuple[Settings | No
 
 def anchor(path: str | Path, start: Path) -> Path:
     """Returns an absolute path: `~` expanded, relative paths taken from the folder `start`."""
-    return Path(os.path.abspath(start / Path(path).expanduser()))
+    return Path(os.path.abspath(start / expand_home(path)))
 
 
 def attempt(cls: type, arguments: Mapping[str, Any]) -> tuple[Any, list[str]]:

@@ -15,6 +15,7 @@ from bnn_runner.evaluation.predictive import log_weights, mixture_mean, pit, var
 from bnn_runner.report import style
 from bnn_runner.report.calibration_figures import predicted_and_pit, reliability
 from bnn_runner.report.curve_figures import History, joint_curves, shift_curves, training_curves
+from bnn_runner.report.drawing import attempt
 from bnn_runner.report.looks import look
 from bnn_runner.report.predictive_figures import bands_1d, decision_map_2d
 from bnn_runner.scoring import Evaluation, Score, SplitEvaluation
@@ -41,31 +42,47 @@ def run_figures(
     scores: Sequence[Score],
     histories: Sequence[History],
     predict_on: PredictOn | None,
+    failed: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """Draw every figure that applies into `cell_folder`/figures; returns the files, the most interesting first.
 
     1-D regression: bands.png. Other regression: predictions.png. Classes: reliability.png, and with two
     inputs decision.png; with shifted test points shift.png. Also, if there is something to show:
     training.png (`histories`: one list of rows for each trained network) and joint.png. `predict_on` None
-    leaves the first kinds out.
+    leaves the first kinds out. If a figure cannot be drawn, `failed` gets a note, and the others are drawn; without
+    `failed` the error is raised.
     """
     title = " · ".join(cell_folder.parts[-4:-1]) + f" · seed {cell_folder.name.split('-')[0]}"
     figures, tone = cell_folder / "figures", look(cell_folder.parts[-2]).colour
     weights = log_weights(evaluation)
-    drawn = {}
+    drawings: dict[str, Callable[[], Figure | None]] = {}
     if task.spec.kind == "regression":
         if task.spec.input_shape == (1,) and predict_on is not None:
-            drawn["bands"] = _bands(task, predict_on, weights, title, tone)
+            drawings["bands"] = lambda: _bands(task, predict_on, weights, title, tone)
         elif evaluation.test.targets is not None and len(evaluation.test.ids):
-            drawn["predictions"] = _predictions(evaluation.test, weights, title, tone)
+            drawings["predictions"] = lambda: _predictions(evaluation.test, weights, title, tone)
     else:
         if task.spec.input_shape == (2,) and predict_on is not None:
-            drawn["decision"] = _decision(task, predict_on, title)
-        drawn["reliability"] = _reliability(evaluation, title, tone)
-    drawn["shift"] = shift_curves(scores, title, tone)
-    drawn["joint"] = joint_curves(scores, title, tone)
-    drawn["training"] = training_curves(histories, title, tone)
-    return [style.save(figure, figures / f"{name}.png") for name, figure in drawn.items() if figure is not None]
+            drawings["decision"] = lambda: _decision(task, predict_on, title)
+        drawings["reliability"] = lambda: _reliability(evaluation, title, tone)
+    drawings["shift"] = lambda: shift_curves(scores, title, tone)
+    drawings["joint"] = lambda: joint_curves(scores, title, tone)
+    drawings["training"] = lambda: training_curves(histories, title, tone)
+    written = []
+    for name, drawing in drawings.items():
+
+        def draw(drawing: Callable[[], Figure | None] = drawing, path: Path = figures / f"{name}.png") -> Path | None:
+            figure = drawing()
+            return None if figure is None else style.save(figure, path)
+
+        if failed is None:
+            path = draw()
+        else:
+            path, note = attempt(f"{name}.png", draw)
+            if note:
+                failed(note)
+        written += [] if path is None else [path]
+    return written
 
 
 def predictive_moments(split: SplitEvaluation, log_weight: Tensor) -> tuple[Array, Array | None, Array]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from bnn_runner.config.keys import list_of
 from bnn_runner.errors import UserError
+from bnn_runner.report.paths import short_paths
 from bnn_runner.report.read_cells import CellRecord
 
 ABSENT = "—"
@@ -191,7 +192,7 @@ def distinguishing_fields(groups: Sequence[Group]) -> dict[str, list[str]]:
     versions_of_results = [ABSENT if g.key.results_version is None else str(g.key.results_version) for g in groups]
     if len(set(versions_of_results) - {ABSENT}) > 1:
         columns["results_version"] = versions_of_results
-    return columns
+    return {name: short_paths(texts) for name, texts in columns.items()}
 
 
 def _choices(group: Group) -> dict[str, str]:

@@ -18,6 +18,7 @@ from bnn_runner.report.differences import Measured
 from bnn_runner.report.epochs import without_scheduled
 from bnn_runner.report.grouping import ABSENT, Group, distinguishing_fields, group_cells
 from bnn_runner.report.marks import footnotes, is_biased, letters, mark_text
+from bnn_runner.report.paths import without_folders
 from bnn_runner.report.point_scores import read_points
 from bnn_runner.report.read_cells import CellRecord, ScoreRow
 from bnn_runner.report.separation import Candidate, Outcome, compare, detectable, separated
@@ -300,7 +301,7 @@ def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[CellR
             f"Rows of results version {old} are outdated (the newest is {versions_of_results[-1]}) and must not be "
             "compared."
         )
-    return notes
+    return [without_folders(note) for note in notes]
 
 
 def _stopped(cell: CellRecord) -> str:

@@ -99,7 +99,7 @@ def score(cell_run: CellRun, evaluation: Evaluation) -> list[Score]:
     return with_causes(scores, evaluation)
 
 
-def score_again(cell_run: CellRun) -> bool:
+def score_again(cell_run: CellRun, say: Callable[[str], None]) -> bool:
     """Computes the scores of a finished cell again if other metrics are selected. Returns whether it did."""
     facts = cell_run.cell.facts()
     if facts.get("metrics_digest") == cell_run.metrics_digest():
@@ -109,7 +109,7 @@ def score_again(cell_run: CellRun) -> bool:
     cell_run.cell.write_scores(scores)
     write_points(cell_run.cell.folder, scores, evaluation, cell_run.cell.seed)
     if cell_run.experiment.settings.figures:
-        redraw_figures(cell_run.cell.folder, cell_run.task, evaluation, scores)
+        redraw_figures(cell_run.cell.folder, cell_run.task, evaluation, scores, _noting(cell_run, say))
     write_description(
         cell_run.cell, facts | {"metrics_digest": cell_run.metrics_digest(), "headline": headline(scores)}
     )
@@ -239,7 +239,8 @@ def _write(
         write_text(cell.folder / "citations.bib", bibliography(_components(cell_run), posterior.report.cites))
         saved = _save_posterior(cell_run, posterior, session) if experiment.settings.save_posterior else {}
         if experiment.settings.figures:
-            draw_figures(cell.folder, cell_run.task, posterior, experiment, evaluation, scores, networks)
+            arguments = cell.folder, cell_run.task, posterior, experiment, evaluation, scores, networks
+            draw_figures(*arguments, failed=_noting(cell_run, session.console.say))
     notes = [
         *cell_run.task.notes,
         *experiment.run.notes,
@@ -268,6 +269,16 @@ def _write(
         "repairs": dict(posterior.report.repairs),
     }
     write_json(cell.folder / "provenance.json", provenance)
+
+
+def _noting(cell_run: CellRun, say: Callable[[str], None]) -> Callable[[str], None]:
+    """A function that prints a note, and keeps it among those of the cell."""
+
+    def note(text: str) -> None:
+        say(f"note: {text}")
+        cell_run.notes.append(text)
+
+    return note
 
 
 def _save_posterior(cell_run: CellRun, posterior: Posterior, session: Session) -> dict[str, bool]:

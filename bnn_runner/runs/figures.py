@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ def draw_figures(
     evaluation: Evaluation,
     scores: Sequence[Score],
     networks: Sequence[Network],
+    failed: Callable[[str], None],
 ) -> list[Path]:
     """Draws all figures that apply into folder/figures; they show the same draws that were scored.
 
@@ -36,6 +37,7 @@ def draw_figures(
         evaluation: The evaluation of the posterior.
         scores: The scores.
         networks: The trained networks, for their histories.
+        failed: Called with a note for every figure that could not be drawn.
 
     Returns:
         The files.
@@ -58,9 +60,11 @@ def draw_figures(
         )
         return scored.test
 
-    return run_figures(folder, task, evaluation, scores, [n.history for n in networks], predict_on)
+    return run_figures(folder, task, evaluation, scores, [n.history for n in networks], predict_on, failed)
 
 
-def redraw_figures(folder: Path, task: Task, evaluation: Evaluation, scores: Sequence[Score]) -> list[Path]:
+def redraw_figures(
+    folder: Path, task: Task, evaluation: Evaluation, scores: Sequence[Score], failed: Callable[[str], None]
+) -> list[Path]:
     """Draws the figures again that depend only on evaluation and scores; the others stay. Returns the files."""
-    return run_figures(folder, task, evaluation, scores, [], None)
+    return run_figures(folder, task, evaluation, scores, [], None, failed)

@@ -74,8 +74,14 @@ def report_pretrained(cell_run: CellRun, networks: Sequence[Network], session: S
     return entries
 
 
-def show_scores(cell_run: CellRun, session: Session) -> None:
-    """Prints the scores of a finished cell, its notes, and the paths of its files."""
+def show_scores(cell_run: CellRun, session: Session, earlier: bool = False) -> None:
+    """Prints the scores of a finished cell, its notes, and the paths of its files.
+
+    Args:
+        cell_run: The cell.
+        session: Where messages go.
+        earlier: Whether an earlier command ran it, so that the notes on its data and figures are not on the screen.
+    """
     cell, say = cell_run.cell, session.console.say
     report = cell.facts().get("report", {})
     say()
@@ -84,7 +90,8 @@ def show_scores(cell_run: CellRun, session: Session) -> None:
         say(f"SHORTENED by time_limit: {session.shortening.summary()}")
     if report.get("evidence_nats") is not None:
         say(evidence_line(report))
-    for note in report.get("notes", []):
+    in_cell = cell.facts().get("notes", []) if earlier else []
+    for note in dict.fromkeys([*in_cell, *report.get("notes", [])]):
         say(f"note: {note}")
     if report.get("repairs"):
         say(f"numerical repairs: {report['repairs']}")

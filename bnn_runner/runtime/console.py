@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import io
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Console:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream if stream is not None else sys.stdout
+        self.stream = stream or sys.stdout or io.StringIO()
         self.log: Path | None = None
         self._progress: ProgressBar | None = None
 
@@ -44,9 +44,8 @@ class Console:
             self._progress.clear()
         try:
             print(text, file=self.stream, flush=True)
-        except BrokenPipeError:  # the reader closed (`bnn-run | head`, a lost terminal): the run and its log continue
-            self.stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives as long as the process
-            os.dup2(self.stream.fileno(), sys.stdout.fileno())
+        except (OSError, UnicodeError, ValueError):  # of the caller's own stream: the run and its log continue
+            self.stream = io.StringIO()
         self.write_log(text)
 
     def write_log(self, text: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 
 from bnn_runner.errors import RunFailed, UserError
+from bnn_runner.runtime.streams import output_lost
 
 OK, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -46,6 +46,4 @@ def run_command(program: str, command: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         print(f"{program}: interrupted.", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader closed: `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return OK
+    return FAILED if output_lost() else OK

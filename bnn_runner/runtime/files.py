@@ -18,6 +18,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
+def expand_home(path: str | Path) -> Path:
+    """Returns a path with its `~` expanded; a user without a home folder (in a container) has a temporary one."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(tempfile.gettempdir(), f"bnn_runner-{os.getuid()}", str(path).partition("/")[2])
+
+
 def short_path(path: Path) -> str:
     """Returns the path for messages: relative to the current folder if it is inside, else as it is."""
     try:
@@ -92,6 +100,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def explain_write_error(error: OSError) -> str | None:
     """Returns a message for a full disk or missing write permission, with what to do; None for any other error."""
+    if "No usable temporary directory" in str(error):
+        return "There is no folder for temporary files that is writable. Set TMPDIR to one."
     if error.errno in _FULL:
         why, advice = "the disk is full", "Free some space there"
     elif error.errno in _REFUSED:

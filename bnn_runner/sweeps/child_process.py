@@ -20,6 +20,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 from bnn_runner.runtime.signals import STOPPING
+from bnn_runner.runtime.streams import accept_every_text
 
 PRELOADED = [
     "bnn_runner.sweeps.fork_server",
@@ -158,6 +159,7 @@ def _child_main(
     os.environ.update(environment)
     for stream in streams:
         stream.restore()
+    accept_every_text()
     for number in STOPPING:  # the server ignores them; before the run can save anything, a signal just ends the child
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     threading.Thread(target=_stop_with_parent, daemon=True).start()
