@@ -113,6 +113,7 @@ class Jacobians:
         self._positions: dict[str, int] = {}
         self._checked = False
         self._loops = False
+        self.forward_mode = True  # until an operation has no such rule
         self._halvings = 0
         for name in self.names:
             place, _, kind = name.rpartition(".")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ class EvidenceAtOptimum:
     @property
     def passes(self) -> int:
         """Passes over the data so far."""
-        return self.tangent.passes - self._first_pass
+        return math.ceil(self.tangent.passes - self._first_pass)
 
     def __call__(self, precisions: Tensor) -> Tensor:
         return log_evidence(self.log_likelihood(precisions), self.squares(precisions), self.curvature, precisions)

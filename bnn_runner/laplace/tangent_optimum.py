@@ -5,15 +5,18 @@ normalisation layers, or one whose training stopped early, w* is not a stationar
 evidence of the tangent model is then to be taken at v* (Antorán et al. 2022). Weights held at MAP
 stay at w* and are not part of the penalty.
 
-Where the training set has few outputs, v* is found in function space (`dual_tangent`); otherwise by
-conjugate gradients within a number of passes over the data.
+How v* is found:
+
+- where the training set has few outputs, in function space (`dual_tangent`);
+- else by Newton steps (`tangent_newton`) within a number of passes over the data, from the last v* found;
+- where passes differentiate the network again and have many minibatches, the first search starts with stochastic
+  gradient descent (`tangent_sgd`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -23,7 +26,9 @@ from bnn_runner.curvature.base import WeightGaussian
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.products import Differentiated
 from bnn_runner.curvature.psd import Repairs, wide
-from bnn_runner.laplace import dual_tangent
+from bnn_runner.laplace import dual_tangent, tangent_newton, tangent_sgd
+from bnn_runner.laplace.sampled_rows import SampledRows, sampled_rows
+from bnn_runner.laplace.tangent_state import State, TangentOptimum, gradient_gap
 from bnn_runner.runtime.console import Progress
 from bnn_runner.runtime.memory import halving, memory_limit
 from bnn_runner.tasks import Task
@@ -42,27 +47,7 @@ MOST_SHAPES = 3
 
 
 @dataclass(frozen=True)
-class TangentOptimum:
-    """The end of a search for v*.
-
-    Attributes:
-        weights: v* [P].
-        loglik: Σ log p(y | h(v*)) in standardised units.
-        gradient: ‖∇L_h‖ relative to the sum of its parts' norms.
-        gap: ½ gᵀΛ⁻¹g in nats: L_h is at most this far above its minimum, and the evidence this far below its value at
-            v*, since L_h minus its penalty is convex.
-        passes: over the data.
-    """
-
-    weights: Tensor
-    loglik: float
-    gradient: float
-    gap: float
-    passes: int
-
-
-@dataclass(frozen=True)
-class _Piece:
+class Piece:
     """A batch: outputs f [B, K] at w*, targets, and its Jacobian, as kept rows [B, K, P] or as products."""
 
     outputs: Tensor
@@ -85,24 +70,6 @@ class _Piece:
         return wide(self.products.vjp(u))
 
 
-@dataclass(frozen=True)
-class _State:
-    """L_h(v) and its gradient [P] (0 where weights are held), Σ log p, the outputs h(v) [N, K].
-
-    `size` is the sum of the norms of the gradient's two parts.
-    """
-
-    value: float
-    gradient: Tensor
-    loglik: float
-    size: float
-    outputs: Tensor
-
-    @property
-    def ratio(self) -> float:
-        return float(self.gradient.norm()) / max(self.size, 1e-300)
-
-
 @dataclass
 class TangentModel:
     """The tangent model on the training set. It counts its passes over the data, which are its cost.
@@ -116,12 +83,14 @@ class TangentModel:
     jacobians: Jacobians
     progress: Progress = field(default=lambda stage, done, total: None, repr=False)
     repairs: Repairs = field(default_factory=Repairs, repr=False)
-    passes: int = 0
+    passes: float = 0
     _last_pass: int = field(default=0, repr=False)
     _fits: bool = field(default=True, repr=False)
-    _kept: list[_Piece] | None = field(default=None, repr=False)
+    _kept: list[Piece] | None = field(default=None, repr=False)
     _grams: dual_tangent.Grams | None = field(default=None, repr=False)
     _alpha: Tensor | None = field(default=None, repr=False)
+    _draws: int = field(default=0, repr=False)
+    _searched: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         parameters = self.jacobians.network.parameters
@@ -137,6 +106,12 @@ class TangentModel:
     def max_passes(self) -> int:
         """The default number of passes over the data."""
         return PASSES_KEPT if self.keeps else PASSES_RECOMPUTED
+
+    @property
+    def rounding(self) -> float:
+        """Relative error of L_h, by rounding of the network's outputs; kept Jacobians are an exact float64 model."""
+        own = self.jacobians.network.parameters[self.jacobians.names[0]].dtype
+        return torch.finfo(torch.float64 if self.keeps else own).eps
 
     def reachable(self, tolerance: float) -> float:
         """`tolerance`, or the smallest relative gradient that rounding allows."""
@@ -158,15 +133,15 @@ class TangentModel:
             self._fits = False
         return self.jacobians.halve(self.repairs)
 
-    def _pieces(self) -> Iterator[_Piece]:
+    def _pieces(self) -> Iterator[Piece]:
         """One pass over the training set, in order."""
         self.passes += 1
         for piece in self._made() if self._kept is None else self._kept:
             if self._last_pass:
-                self.progress("tangent optimum", min(self.passes, self._last_pass) - 1, self._last_pass)
+                self.progress("tangent optimum", min(int(self.passes), self._last_pass) - 1, self._last_pass)
             yield piece
 
-    def _made(self) -> Iterator[_Piece]:
+    def _made(self) -> Iterator[Piece]:
         outputs = self.task.spec.num_outputs
         made = []
         keeps = self.keeps
@@ -175,46 +150,52 @@ class TangentModel:
             assert y is not None
             if keeps:
                 batch = self.jacobians(x)
-                piece = _Piece(wide(batch.outputs), y, wide(batch.dense()), None)
+                piece = Piece(wide(batch.outputs), y, wide(batch.dense()), None)
                 made.append(piece)
             else:
                 products = Differentiated(self.jacobians, x)
-                piece = _Piece(wide(products.outputs), y, None, products)
+                piece = Piece(wide(products.outputs), y, None, products)
             yield piece
         if keeps:
             self._kept = made
 
-    def state(self, v: Tensor, precisions: Tensor) -> _State:
+    def state(self, v: Tensor, precisions: Tensor) -> State:
         """L_h at v, with its gradient. One pass."""
         return self._halved(lambda: self._state(v, precisions))
 
-    def _state(self, v: Tensor, precisions: Tensor) -> _State:
+    def _state(self, v: Tensor, precisions: Tensor) -> State:
         loglik, data, outputs = 0.0, torch.zeros_like(v), []
         for piece in self._pieces():
-            with torch.enable_grad():
-                at = (piece.outputs + piece.jvp(v - self.centre)).requires_grad_()
-                log_prob = self.likelihood.log_prob(at, piece.targets).sum()
-                (score,) = torch.autograd.grad(log_prob, at)
-            loglik += float(log_prob.detach())
+            at, score, log_prob = self._scores(piece, v)
+            loglik += log_prob
             data -= piece.vjp(score)
-            outputs.append(at.detach())
+            outputs.append(at)
         data, prior = data * (precisions > 0), precisions * v
         value = -loglik + 0.5 * float(prior @ v)
-        return _State(value, data + prior, loglik, float(data.norm() + prior.norm()), torch.cat(outputs))
+        return State(value, data + prior, loglik, float(data.norm() + prior.norm()), torch.cat(outputs))
 
-    def curvature_product(self, outputs: Tensor, direction: Tensor, precisions: Tensor) -> Tensor:
-        """(Σ_n JᵀB(h_n)J + Λ) d, [P], at outputs h [N, K]; d is 0 where weights are held. One pass."""
-        total = self._halved(lambda: self._data_product(outputs, direction))
-        return total * (precisions > 0) + precisions * direction
+    def _scores(self, piece: Piece, v: Tensor) -> tuple[Tensor, Tensor, float]:
+        """h(v) [B, K], ∂ log p/∂h [B, K], and Σ log p of a batch."""
+        with torch.enable_grad():
+            at = (piece.outputs + piece.jvp(v - self.centre)).requires_grad_()
+            log_prob = self.likelihood.log_prob(at, piece.targets).sum()
+            (score,) = torch.autograd.grad(log_prob, at)
+        return at.detach(), score, float(log_prob.detach())
 
-    def _data_product(self, outputs: Tensor, direction: Tensor) -> Tensor:
-        total, done = torch.zeros_like(direction), 0
+    def curvature_product(self, outputs: Tensor, direction: Tensor, precisions: Tensor) -> tuple[Tensor, Tensor]:
+        """(Σ_n JᵀB(h_n)J + Λ) d, [P], at outputs h [N, K], and J d [N, K]; d is 0 where weights are held. One pass."""
+        total, moved = self._halved(lambda: self._data_product(outputs, direction))
+        return total * (precisions > 0) + precisions * direction, moved
+
+    def _data_product(self, outputs: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        total, done, every = torch.zeros_like(direction), 0, []
         for piece in self._pieces():
             root = self.likelihood.curvature_root(outputs[done : done + len(piece.outputs)])
             done += len(piece.outputs)
-            inside = torch.einsum("bkc,bk->bc", root, piece.jvp(direction))
+            every.append(piece.jvp(direction))
+            inside = torch.einsum("bkc,bk->bc", root, every[-1])
             total = total + piece.vjp(torch.einsum("bkc,bc->bk", root, inside))
-        return total
+        return total, torch.cat(every)
 
     def optimum(
         self,
@@ -224,16 +205,36 @@ class TangentModel:
         max_passes: int,
         guess: WeightGaussian | None = None,
     ) -> TangentOptimum:
-        """v* in function space where that is affordable and there is no `guess`, else by `newton`.
+        """v* by the rule at the top of this file; never in function space or by descent where there is a `guess`.
 
         The arguments are those of `newton`.
         """
+        cold, self._searched = not self._searched, True
         if guess is None and self.in_function_space:
             found = self.dual_optimum(precisions, tolerance)
             if found.gradient <= tolerance or found.gap <= GAP_NATS:
                 return found
             start = found.weights  # under a weak prior rounding limits it
+        elif guess is None and cold and self.descends and max_passes >= 3 * tangent_sgd.PASSES:
+            return self._descent_and_newton(precisions, start, tolerance, max_passes)
         return self.newton(precisions, start, tolerance, max_passes, guess)
+
+    @property
+    def descends(self) -> bool:
+        """Whether a first search starts with stochastic descent: passes are expensive, and have many minibatches."""
+        return not self.keeps and self.points >= tangent_sgd.FEWEST_POINTS
+
+    def _descent_and_newton(
+        self, precisions: Tensor, start: Tensor, tolerance: float, max_passes: int
+    ) -> TangentOptimum:
+        """Descent from `start`, and Newton steps from where it ended (from `start` if that is better)."""
+        first, self._last_pass = self.passes, round(self.passes + max_passes)
+        at = self.state(start, precisions)
+        reached = self._halved(lambda: tangent_sgd.descend(self, precisions, start, at))
+        ended = self.state(reached, precisions)
+        begin = reached if ended.value < at.value else start
+        found = self.newton(precisions, begin, tolerance, max_passes - (self.passes - first))
+        return replace(found, passes=self.passes - first, route="sgd and newton")
 
     def dual_optimum(self, precisions: Tensor, tolerance: float) -> TangentOptimum:
         """v* = Λ⁻¹Jᵀα: a few passes for the Gram matrix, which is shared by all multiples of Λ, and two for v*."""
@@ -256,7 +257,9 @@ class TangentModel:
         weights = torch.where(free, prior / torch.where(free, precisions, 1), self.centre)
         size = float(prior.norm() + (prior - gradient).norm())
         ratio = float(gradient.norm()) / max(size, 1e-300)
-        return TangentOptimum(weights, found.loglik, ratio, _gap(gradient, precisions), self.passes - first)
+        return TangentOptimum(
+            weights, found.loglik, ratio, gradient_gap(gradient, precisions), self.passes - first, "function space"
+        )
 
     def _vjp(self, values: Tensor) -> Tensor:
         """Jᵀu for values [N, K], [P]. One pass."""
@@ -275,63 +278,42 @@ class TangentModel:
         precisions: Tensor,
         start: Tensor,
         tolerance: float,
-        max_passes: int,
+        max_passes: float,
         guess: WeightGaussian | None = None,
+        enough: float = 0.0,
     ) -> TangentOptimum:
-        """v* by Newton steps, each by preconditioned conjugate gradients.
+        """v* by Newton steps (see `tangent_newton.newton`)."""
+        self._last_pass = round(self.passes + max_passes)
+        return tangent_newton.newton(self, precisions, start, tolerance, max_passes, guess, enough)
 
-        With the full curvature and Gaussian noise it takes one step, which is the closed form
-        (H + Λ)⁻¹JᵀB(y − f + Jw*).
+    def preconditioner(self, outputs: Tensor, precisions: Tensor) -> SampledRows | None:
+        """Sampled rows of the curvature at outputs h [N, K] (see `sampled_rows`)."""
+        roots = self.likelihood.curvature_root(outputs)
+        self._draws += 1
+        return self._halved(lambda: sampled_rows(self.task.train, self.jacobians, roots, precisions, self._draws))
 
-        Args:
-            precisions: the diagonal of Λ, [P]; a weight where it is 0 is held.
-            start: first v [P].
-            tolerance: stop where ‖∇L_h‖ is this fraction of the sum of its parts' norms (data, prior).
-            max_passes: most passes over the data.
-            guess: the preconditioner Σ ≈ (H + Λ)⁻¹; None is Λ⁻¹. The full curvature is a good one. Kronecker factors
-                and diagonals are not: on trained networks they needed more steps than the prior.
-        """
-        spent, v, self._last_pass = self.passes, start, self.passes + max_passes
-        at = self.state(v, precisions)
-        while at.ratio > tolerance and self.passes - spent < max_passes:
-            step = self._newton_step(at, precisions, guess, min(0.1, math.sqrt(at.ratio)), spent + max_passes)
-            length = 1.0
-            while True:
-                moved = self.state(v + length * step, precisions)
-                enough = moved.value <= at.value + 1e-4 * length * float(at.gradient @ step) + 1e-12 * abs(at.value)
-                if enough or length < 1e-6 or self.passes - spent >= max_passes:
-                    break
-                length /= 2
-            if not enough:
-                break
-            v, at = v + length * step, moved
-        return TangentOptimum(v, at.loglik, at.ratio, _gap(at.gradient, precisions), self.passes - spent)
+    @property
+    def points(self) -> int:
+        """N."""
+        return len(self.task.train)
 
-    def _newton_step(
-        self, at: _State, precisions: Tensor, guess: WeightGaussian | None, tolerance: float, last: int
-    ) -> Tensor:
-        """−(JᵀBJ + Λ)⁻¹ g at h, to a relative residual of `tolerance` in the preconditioned norm."""
-        free = precisions > 0
+    def minibatch_gradient(self, indices: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """−Σ JᵀS of the scores at h(v) over the points `indices`, [P], and these h [B, K]."""
+        self.passes += len(indices) / self.points
+        piece = self._minibatch(indices)
+        at, score, _ = self._scores(piece, v)
+        return -piece.vjp(score), at
 
-        def applied(vector: Tensor) -> Tensor:
-            made = vector / precisions if guess is None else guess.product(vector.unsqueeze(0))[0]
-            return torch.where(free, made, 0)
+    def minibatch_product(self, indices: Tensor, outputs: Tensor, direction: Tensor) -> Tensor:
+        """Σ JᵀB(h)J d over the points `indices` at outputs h [B, K]: [P]."""
+        self.passes += len(indices) / self.points
+        piece = self._minibatch(indices)
+        root = self.likelihood.curvature_root(outputs)
+        inside = torch.einsum("bkc,bk->bc", root, piece.jvp(direction))
+        return piece.vjp(torch.einsum("bkc,bc->bk", root, inside))
 
-        solution, residual = torch.zeros_like(at.gradient), -at.gradient
-        preconditioned = applied(residual)
-        direction, size = preconditioned, float(residual @ preconditioned)
-        first = size
-        while size > tolerance**2 * first and (self.passes < last or not bool(solution.any())):
-            product = self.curvature_product(at.outputs, direction, precisions)
-            alpha = size / float(direction @ product)
-            solution, residual = solution + alpha * direction, residual - alpha * product
-            preconditioned = applied(residual)
-            before, size = size, float(residual @ preconditioned)
-            direction = preconditioned + (size / before) * direction
-        return solution
-
-
-def _gap(gradient: Tensor, precisions: Tensor) -> float:
-    """½ gᵀΛ⁻¹g over the weights that are not held."""
-    free = precisions > 0
-    return 0.5 * float((gradient[free].square() / precisions[free]).sum())
+    def _minibatch(self, indices: Tensor) -> Piece:
+        x, y = self.task.train.gather(indices)
+        assert y is not None
+        products = Differentiated(self.jacobians, x)
+        return Piece(wide(products.outputs), y, None, products)
