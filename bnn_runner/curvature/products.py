@@ -65,7 +65,7 @@ class Differentiated:
             # The first forward derivative imports deprecated parts of PyTorch.
             warnings.filterwarnings("ignore", message=".*torch.jit", category=FutureWarning)
             warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
-            _, found = jvp(outputs, (chosen,), (directions,))
+            found = jvp(outputs, (chosen,), (directions,))[1]
         assert isinstance(found, Tensor)
         return found
 

@@ -204,6 +204,7 @@ class TangentModel:
         tolerance: float,
         max_passes: int,
         guess: WeightGaussian | None = None,
+        enough: float = 0.0,
     ) -> TangentOptimum:
         """v* by the rule at the top of this file; never in function space or by descent where there is a `guess`.
 
@@ -216,8 +217,8 @@ class TangentModel:
                 return found
             start = found.weights  # under a weak prior rounding limits it
         elif guess is None and cold and self.descends and max_passes >= 3 * tangent_sgd.PASSES:
-            return self._descent_and_newton(precisions, start, tolerance, max_passes)
-        return self.newton(precisions, start, tolerance, max_passes, guess)
+            return self._descent_and_newton(precisions, start, tolerance, max_passes, enough)
+        return self.newton(precisions, start, tolerance, max_passes, guess, enough)
 
     @property
     def descends(self) -> bool:
@@ -225,7 +226,7 @@ class TangentModel:
         return not self.keeps and self.points >= tangent_sgd.FEWEST_POINTS
 
     def _descent_and_newton(
-        self, precisions: Tensor, start: Tensor, tolerance: float, max_passes: int
+        self, precisions: Tensor, start: Tensor, tolerance: float, max_passes: int, enough: float
     ) -> TangentOptimum:
         """Descent from `start`, and Newton steps from where it ended (from `start` if that is better)."""
         first, self._last_pass = self.passes, round(self.passes + max_passes)
@@ -233,7 +234,7 @@ class TangentModel:
         reached = self._halved(lambda: tangent_sgd.descend(self, precisions, start, at))
         ended = self.state(reached, precisions)
         begin = reached if ended.value < at.value else start
-        found = self.newton(precisions, begin, tolerance, max_passes - (self.passes - first))
+        found = self.newton(precisions, begin, tolerance, max_passes - (self.passes - first), enough=enough)
         return replace(found, passes=self.passes - first, route="sgd and newton")
 
     def dual_optimum(self, precisions: Tensor, tolerance: float) -> TangentOptimum:
