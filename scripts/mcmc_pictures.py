@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.colors import LinearSegmentedColormap
 from torch import Tensor
 
 from bnn_runner.mcmc.chains import ChainBatches, Chains, Dynamics, run_stochastic
@@ -164,10 +165,11 @@ def mixture(seed: int, folder: Path) -> list[Row]:
     levels = torch.linspace(0.05, 0.95, 7) * float(mass.max())
     left.contour(*axes, mass.T, levels=levels.tolist(), colors=style.INK, linewidths=1)
     edges = [np.linspace(-1, 2, 90), np.linspace(-3, 3, 90)]
+    shades = LinearSegmentedColormap.from_list("sgld", ["white", look("sgld").colour, "black"])
     counts, _, _ = np.histogram2d(
         draws[..., 0].flatten(), draws[..., 1].flatten(), bins=edges, weights=spread.flatten()
     )
-    right.pcolormesh(*edges, counts.T, cmap="YlGn")
+    right.pcolormesh(*edges, counts.T, cmap=shades)
     for ax, title in ((left, "exact posterior"), (right, "SGLD, weighted by step size")):
         style.panel_title(ax, title)
         ax.set_xlim(-1, 2)
