@@ -63,7 +63,7 @@ def most_rows(points: int, weights: int) -> int:
 
 
 def sampled_rows(
-    split: Split, jacobians: Jacobians, roots: Tensor, precisions: Tensor, seed: int
+    split: Split, jacobians: Jacobians, roots: Tensor, precisions: Tensor, seed: int, most: int = MOST_ROWS
 ) -> SampledRows | None:
     """The preconditioner at output curvatures B = RRᵀ; None where fewer than `FEWEST_ROWS` rows are affordable.
 
@@ -73,10 +73,11 @@ def sampled_rows(
         roots: R [N, K, C] at the present outputs.
         precisions: the diagonal of Λ [P]; a weight where it is 0 is held.
         seed: of the draw.
+        most: rows at most.
     """
     sizes = roots.square().sum(1)  # ‖R_nc‖², [N, C]
     total, columns = sizes.numel(), sizes.shape[1]
-    count = min(most_rows(len(split), len(precisions)), total)
+    count = min(most_rows(len(split), len(precisions)), most, total)
     if count < FEWEST_ROWS or not bool((sizes > 0).any()):
         return None
     chances = _inclusion(sizes.flatten(), count)

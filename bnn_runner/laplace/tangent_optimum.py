@@ -27,7 +27,7 @@ from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.products import Differentiated
 from bnn_runner.curvature.psd import Repairs, wide
 from bnn_runner.laplace import dual_tangent, tangent_newton, tangent_sgd
-from bnn_runner.laplace.sampled_rows import SampledRows, sampled_rows
+from bnn_runner.laplace import sampled_rows as sampling
 from bnn_runner.laplace.tangent_state import State, TangentOptimum, gradient_gap
 from bnn_runner.runtime.console import Progress
 from bnn_runner.runtime.memory import halving, memory_limit
@@ -287,11 +287,15 @@ class TangentModel:
         self._last_pass = round(self.passes + max_passes)
         return tangent_newton.newton(self, precisions, start, tolerance, max_passes, guess, enough)
 
-    def preconditioner(self, outputs: Tensor, precisions: Tensor) -> SampledRows | None:
-        """Sampled rows of the curvature at outputs h [N, K] (see `sampled_rows`)."""
+    def preconditioner(
+        self, outputs: Tensor, precisions: Tensor, most: int = sampling.MOST_ROWS
+    ) -> sampling.SampledRows | None:
+        """At most so many sampled rows of the curvature at outputs h [N, K] (see `sampled_rows`)."""
         roots = self.likelihood.curvature_root(outputs)
         self._draws += 1
-        return self._halved(lambda: sampled_rows(self.task.train, self.jacobians, roots, precisions, self._draws))
+        return self._halved(
+            lambda: sampling.sampled_rows(self.task.train, self.jacobians, roots, precisions, self._draws, most)
+        )
 
     @property
     def points(self) -> int:

@@ -20,7 +20,7 @@ from bnn_runner.laplace.sampled_rows import SampledRows
 from bnn_runner.laplace.tangent_state import State
 from bnn_runner.rng import generator
 
-PASSES = 10
+PASSES = 6
 """Passes of descent; Newton steps take over."""
 FEWEST_POINTS = 1000
 """Fewer points have too few minibatches for descent to win against conjugate gradients."""
@@ -30,7 +30,7 @@ CONSTANT, AVERAGED = 0.3, 0.3
 """Share of the steps before the step length decays, and share of the last ones that are averaged."""
 FLATTENED = 128
 """Eigenvectors along which the curvature is flattened."""
-RENEWED = (0, 1, 3, 6)
+RENEWED = (0, 1, 3)
 """Passes before which rows are sampled again, at the outputs met since."""
 STEEPEST_BATCHES, STEEPEST_STEPS = 3, 6
 CLIP = 10.0
@@ -47,7 +47,7 @@ class Minibatches(Protocol):
     @property
     def points(self) -> int: ...
 
-    def preconditioner(self, outputs: Tensor, precisions: Tensor) -> SampledRows | None: ...
+    def preconditioner(self, outputs: Tensor, precisions: Tensor, most: int) -> SampledRows | None: ...
 
     def minibatch_gradient(self, indices: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -84,7 +84,7 @@ def descend(model: Minibatches, precisions: Tensor, begin: Tensor, at: State, pa
     step = 0.0
     for number in range(passes):
         if number in RENEWED:
-            rows = model.preconditioner(outputs, precisions)
+            rows = model.preconditioner(outputs, precisions, 2 * FLATTENED)
             flattened = None if rows is None else _flattened(rows)
             step = STEP / _steepest(model, outputs, root, flattened, size)
             velocity.zero_()
