@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 TEST = Column("marginal_loglik")
 SHARE = 0.5
-"""A row is not ranked where its Newton decrement is above this share of the distance to the nearest other evidence."""
+"""A row is not ranked where its evidence may be too low by more than this share of the distance to the nearest other
+evidence: at w* by the Newton decrement, at v* by what is left to gain.
+"""
 BELOW_CONSTANT = "the evidence is below that of a constant predictor"
 TOO_FAR = (
-    "the Newton decrement is more than half the distance to the nearest other evidence, so that another rank is "
-    "possible at the optimum that the evidence assumes"
+    "the evidence may be too low by more than half the distance to the nearest other one (Newton decrement at w*, "
+    "remaining gap at v*), so that another rank is possible"
 )
 _LABEL_LETTERS = 26
 
@@ -128,9 +130,10 @@ def evidence_grids(table: Table) -> tuple[Grid, ...]:
             if left:
                 note += f" Not ranked, because {why}: {'; '.join(r.name for r in left)}."
             if left and why == TOO_FAR:
-                commands = [with_words(r.row, {"method.mode": "tangent"}) for r in left]
+                commands = [with_words(r.row, {"method.mode": "tangent"}) for r in left if "network" in r.mode]
                 known = [c for c in dict.fromkeys(commands) if c]
-                note += f" The evidence at the optimum: {'; '.join(known) or 'method.mode=tangent'}."
+                note += f" The evidence at the optimum: {'; '.join(known)}." if known else ""
+                note += " At v*: raise method.tangent_passes." if any("network" not in r.mode for r in left) else ""
         grids.append(
             Grid(
                 f"{ranking.data}: ranked by evidence over {ranking.over}",
@@ -204,13 +207,13 @@ def _ranking(over: str, rows: Sequence[Row]) -> Ranking:
     tests = [aggregate([c.main_scores[TEST] for c in row.group.done.values() if TEST in c.main_scores]) for row in rows]
     below = [any(c.evidence.get("evidence_below_constant") for c in row.group.done.values()) for row in rows]
     modes = ["/".join(sorted({str(c.evidence.get("mode", "network")) for c in r.group.done.values()})) for r in rows]
-    decrements = [_decrement(row) for row in rows]
+    decrements = [_shared_fact(row, "newton_decrement_nats") for row in rows]
     means = [e.mean for e in evidences]
     reasons = []
     for i in range(len(rows)):
-        decrement = decrements[i]
+        missing = decrements[i] if "network" in modes[i] else _shared_fact(rows[i], "tangent_gap_nats")
         nearest = min(abs(means[i] - m) for j, m in enumerate(means) if j != i)
-        far = decrement is not None and "network" in modes[i] and decrement.mean > SHARE * nearest
+        far = missing is not None and missing.mean > SHARE * nearest
         reasons.append(BELOW_CONSTANT if below[i] else TOO_FAR if far else "")
     counted = [not why for why in reasons]
     first, second = _ranks(evidences, counted), _ranks(tests, counted)
@@ -222,9 +225,9 @@ def _ranking(over: str, rows: Sequence[Row]) -> Ranking:
     return Ranking(rows[0].group.key.data, over, tuple(ranked))
 
 
-def _decrement(row: Row) -> Entry | None:
-    there = all("newton_decrement_nats" in c.evidence for c in row.group.done.values())
-    return _facts(row, "newton_decrement_nats", "") if there else None
+def _shared_fact(row: Row, name: str) -> Entry | None:
+    """A fact in nats over seeds; None unless every seed has it."""
+    return _facts(row, name, "") if all(name in c.evidence for c in row.group.done.values()) else None
 
 
 def _facts(row: Row, name: str, better: str) -> Entry:

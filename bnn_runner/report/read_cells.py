@@ -29,6 +29,7 @@ _EVIDENCE = (
     "mode",
     "structure",
     "newton_decrement_nats",
+    "tangent_gap_nats",
     "evidence_below_constant",
 )
 _NEEDED_COLUMNS = ("metric", "value", "split", "status")

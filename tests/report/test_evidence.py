@@ -120,9 +120,16 @@ def test_evidence_far_from_its_optimum_is_not_ranked(laplace_cell):
     table = build(find_cells(laplace_cell.outputs))
     (grid,) = evidence_grids(table)
     assert [(line.words[0], line.words[2]) for line in grid.lines] == [("1", "a"), ("2", "b"), ("—", "c")]
-    assert "more than half the distance" in grid.note and "c laplace." in grid.note
+    assert "by more than half the distance" in grid.note and "c laplace." in grid.note
     assert "bnn-run data=yacht model=c method=laplace seed=0 method.mode=tangent" in grid.note
     assert [line.words[3] for line in grid.lines] == ["laplace", "laplace [a]", "laplace [a]"]
+    folder = laplace_cell("d", 0, -500.0, -1.0)
+    facts = json.loads((folder / "cell.json").read_text())
+    facts["report"]["tangent_gap_nats"] = 250.0
+    (folder / "cell.json").write_text(json.dumps(facts))
+    (grid,) = evidence_grids(build(find_cells(laplace_cell.outputs)))
+    assert ("—", "d") in [(line.words[0], line.words[2]) for line in grid.lines], "v* was not reached"
+    assert "raise method.tangent_passes" in grid.note
 
 
 def test_without_evidence_it_says_what_to_run(nine_cells, capsys):
