@@ -156,6 +156,11 @@ class GGNOperator:
         for part, jacobians in self._made(where, vectors):
             yield part, Rows(None, jacobians)
 
+    def derived(self, jacobians: Jacobians) -> Iterator[tuple[Tensor, BatchJacobians]]:
+        """Places [B] and Rᵀ J of the training set in order, for the tensors of other `jacobians` of this network."""
+        self.passes += 1
+        yield from self._made(torch.arange(len(self)), "factors", jacobians)
+
     def halve(self) -> bool:
         """After memory ran out: half as many points at once from now on; False where it is one point already."""
         return self.jacobians.halve(self.repairs)
@@ -164,16 +169,19 @@ class GGNOperator:
         """Every row, [N, C, P] float64."""
         return torch.cat([wide(j.dense()) for _, j in self._made(torch.arange(len(self)), "any")])
 
-    def _made(self, where: Tensor, use: Any) -> Iterator[tuple[Tensor, BatchJacobians]]:
+    def _made(
+        self, where: Tensor, use: Any, jacobians: Jacobians | None = None
+    ) -> Iterator[tuple[Tensor, BatchJacobians]]:
+        jacobians = self.jacobians if jacobians is None else jacobians
         likelihood = self.jacobians.network.likelihood
         done = 0
-        for part in where.split(self.jacobians.batch_size(self.columns, use=use)):
+        for part in where.split(jacobians.batch_size(self.columns, use=use)):
             self._progress("pass over the training set", done, len(where))
             done += len(part)
             x, y = self.split.gather(part)
             u = None if self.uniforms is None else self.uniforms[part.to(self.uniforms.device)]
             assert y is not None
-            yield part, self.jacobians(x, partial(self.curvature.root, likelihood, y=y, uniforms=u))
+            yield part, jacobians(x, partial(self.curvature.root, likelihood, y=y, uniforms=u))
 
     def product(self, vectors: Tensor, indices: Tensor | None = None) -> Tensor:
         """H v for vectors [S, P]: [S, P]; with `indices`, Σ over these points alone. One pass."""

@@ -150,6 +150,10 @@ class Jacobians:
             return "norm"
         return "matrix" if name.endswith("weight") else "bias"
 
+    def positions(self, name: str) -> int:
+        """Positions T at which a layer's weight is used; 0 before the first batch."""
+        return self._positions.get(name, 0)
+
     def sizes(self) -> dict[str, int]:
         """Number of weights of each tensor that are in the basis."""
         whole = self.network.parameters

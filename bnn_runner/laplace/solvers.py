@@ -71,7 +71,8 @@ class Solver(Protocol):
     def __call__(self, matrix: Whitened, right: Right, start: Tensor) -> Solution: ...
 
 
-def _solution(values: Tensor, residual: Tensor, right: Tensor) -> Solution:
+def solution_of(values: Tensor, residual: Tensor, right: Tensor) -> Solution:
+    """A solution u [S, P] with its error, from the true residual b − (I + H̃)u and b = `right` [S, P]."""
     error = residual.norm(dim=1)
     return Solution(values, error, error / right.norm(dim=1).clamp_min(torch.finfo(error.dtype).tiny))
 
@@ -110,7 +111,7 @@ class ConjugateGradients:
                 "conjugate gradients met NaN or infinity: the curvature is not finite, or the prior is too weak "
                 "compared with rounding. Raise the prior precision (hyper=fixed hyper.precision=...)."
             )
-        return _solution(u, residual, b)
+        return solution_of(u, residual, b)
 
     def _round(self, matrix: Whitened, start: Tensor, residual: Tensor, passes: int) -> Tensor:
         """At most `passes` steps from `start` [S, P]; right-hand sides that have converged are skipped."""
@@ -177,7 +178,7 @@ class Descent:
             if 2 * i >= total:
                 averaged += 1
                 average += (u - average) / averaged
-        solution = _solution(average, right.total - average - matrix.product(average), right.total)
+        solution = solution_of(average, right.total - average - matrix.product(average), right.total)
         if not bool(torch.isfinite(solution.error).all()) or float(solution.residual.max()) > DIVERGED:
             raise RunFailed(
                 f"gradient descent for the draws diverged with method.sgd_step={self.step}: the step is too long for "

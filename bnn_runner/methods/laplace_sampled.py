@@ -18,6 +18,7 @@ from bnn_runner.curvature.psd import Repairs
 from bnn_runner.errors import RunFailed, raise_all
 from bnn_runner.hyper.evidence import Evidence
 from bnn_runner.hyper.tied_precisions import family_of
+from bnn_runner.laplace.dual_solver import DualSolver, affordable
 from bnn_runner.laplace.evidence_point import Mode
 from bnn_runner.laplace.log_det import spectrum_of
 from bnn_runner.laplace.posterior import SampledLaplace
@@ -42,9 +43,11 @@ class LaplaceSampled:
     The attributes that are not listed are those of `Laplace`.
 
     Attributes:
-        solver: cg (conjugate gradients), sgd (gradient descent), or auto: cg up to 4,096 points or where the Jacobian
-            of all points fits into 1 GiB, else sgd.
-        tolerance: cg stops once no output is off by more than this fraction of its posterior standard deviation.
+        solver: dual (the exact solution in the space of the outputs), cg (conjugate gradients), sgd (gradient descent),
+            or auto: cg where the Jacobian of all points fits into 1 GiB; else dual where points times outputs are at
+            most 6,000 and fewer than the weights; else cg up to 4,096 points, and sgd.
+        tolerance: cg and dual stop once no output is off by more than this fraction of its posterior standard
+            deviation.
         passes: most passes of cg over the data.
         objective: of sgd, low_variance or noisy_targets (see `solvers.Descent`).
         sgd_passes: passes of sgd over the data; iterates are averaged over the last half.
@@ -65,7 +68,7 @@ class LaplaceSampled:
     mode: Mode = "network"
     tangent_tolerance: float = 1e-7
     tangent_passes: int | None = None
-    solver: Literal["auto", "cg", "sgd"] = "auto"
+    solver: Literal["auto", "dual", "cg", "sgd"] = "auto"
     tolerance: float = 0.01
     passes: int = 500
     objective: Objective = "low_variance"
@@ -111,10 +114,10 @@ class LaplaceSampled:
             )
         if not 0 <= self.sgd_momentum < 1:
             problems.append(f"method.sgd_momentum must be in [0, 1); got {self.sgd_momentum}.")
-        if self.solver == "cg" and self.objective != "low_variance":
+        if self.solver in ("cg", "dual") and self.objective != "low_variance":
             problems.append(
-                "method.objective=noisy_targets requires method.solver=sgd; got cg, for which both objectives are the "
-                "same linear problem. Set method.solver=sgd, or remove method.objective."
+                f"method.objective=noisy_targets requires method.solver=sgd; got {self.solver}, for which both "
+                "objectives are the same linear problem. Set method.solver=sgd, or remove method.objective."
             )
         problems += samples_problems(self.curvature, self.fisher_samples)
         raise_all(problems)
@@ -184,6 +187,11 @@ class LaplaceSampled:
                 f"(method.tolerance={self.tolerance}) after {self.passes} passes of conjugate gradients; raise "
                 "method.passes, or the prior precision"
             )
+        if isinstance(solver, DualSolver) and facts["sample_error_sd"] > self.tolerance:
+            notes.append(
+                f"draws are off by up to {facts['sample_error_sd']:.2g} of a posterior standard deviation "
+                f"(method.tolerance={self.tolerance}), by rounding; raise the prior precision"
+            )
         known = dict(selection.facts)
         if spectrum is None:
             del known["evidence_nats"], known["evidence_over"], known["evidence_below_constant"]
@@ -203,7 +211,7 @@ class LaplaceSampled:
         row: dict[str, Any] = {
             "structure": "sampled",
             "output_curvature": self.curvature,
-            "solver": "cg" if isinstance(solver, ConjugateGradients) else f"sgd ({self.sgd_passes} passes)",
+            "solver": _described(solver),
             "samples": self.samples,
             "draws_solved": "on demand",
             **facts,
@@ -216,6 +224,9 @@ class LaplaceSampled:
         return SampledLaplace(jacobians, selection.gaussian, network.likelihood, report, treatment)
 
     def _solver(self, rows: GGNOperator) -> Solver:
+        few = self.solver == "auto" and not rows.keeps and self.objective == "low_variance" and affordable(rows)
+        if self.solver == "dual" or few:
+            return DualSolver(self.tolerance)
         cg = self.solver == "cg" or (self.solver == "auto" and (rows.keeps or len(rows) <= CG_UP_TO))
         if cg:
             return ConjugateGradients(self.tolerance, self.passes)
@@ -236,3 +247,9 @@ class LaplaceSampled:
         low, high = evidence - bracket.truncation, evidence + bracket.truncation
         facts["evidence_bounds_nats"] = [low, high]
         return facts, f"lies between {low:.6g} and {high:.6g} nats after method.lanczos_steps={self.lanczos_steps}"
+
+
+def _described(solver: Solver) -> str:
+    if isinstance(solver, Descent):
+        return f"sgd ({solver.passes} passes)"
+    return "dual" if isinstance(solver, DualSolver) else "cg"
