@@ -61,7 +61,7 @@ class DualSolver:
     """
 
     tolerance: float
-    steps: int = 5
+    steps: int = 10
     _kept: list[tuple[Tensor, Tensor]] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, matrix: Whitened, right: Right, start: Tensor) -> Solution:
