@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -13,22 +13,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_runner.data.array_names import OOD, line, named
 from bnn_runner.data.holdout_fraction import fraction_problems, halves_of
-from bnn_runner.data.splits import Parts, Sizes, divide, fingerprint
+from bnn_runner.data.splits import Parts, Sizes, fingerprint
 from bnn_runner.data.tables import Scaling, standardise, table_task
 from bnn_runner.data.user_splits import (
     NEED_PATH,
     check_classes,
     class_problems,
+    given_parts,
+    looks_like_classes,
     map_note,
     numbered,
-    seeded_parts,
     with_content,
 )
 from bnn_runner.errors import UserError, raise_all
 from bnn_runner.tasks import Kind, Split, Task, TaskSpec
 
-WHOLE, HALVES, OOD = ("x", "y"), ("x_train", "y_train", "x_test", "y_test"), "x_ood_"
 CHANNELS = (1, 2, 3, 4)
 
 
@@ -36,14 +37,15 @@ CHANNELS = (1, 2, 3, 4)
 class _Read:
     """Inputs [N, D] (float64) or images [N, C, H, W] (uint8 or float32), training points first.
 
-    The last `num_test` points are the file's own test set (0: the seed draws one). Targets are
-    [N, K] or, for classes, labels [N].
+    The last `num_test` points are the file's own test set, and the `num_val` points before them its validation set
+    (None: the seed draws it). Targets are [N, K] or, for classes, labels [N].
     """
 
     kind: Kind
     inputs: Tensor
     targets: Tensor
-    num_test: int
+    num_val: int | None
+    num_test: int | None
     ood: Mapping[str, Tensor]
     class_names: tuple[str, ...]
     notes: tuple[str, ...]
@@ -52,6 +54,8 @@ class _Read:
 @dataclass(frozen=True, kw_only=True)
 class OwnArrays:
     """Arrays x and y (split by the seed), or x_train, y_train, x_test, y_test; each x_ood_NAME is a set "NAME".
+
+    With x_val and y_val they are the validation part. Other common names (X, labels, train_images) are understood.
 
     x is [N, D], [N] (one feature), or images [N, C, H, W], [N, H, W, C], [N, H, W]. Images of uint8
     stay bytes; all inputs are standardised on the training part, images by channel. y is [N] or [N, K].
@@ -70,13 +74,15 @@ class OwnArrays:
 
     def _spec(self, read: _Read) -> TaskSpec:
         problems = fraction_problems(self.test_fraction)
-        total = len(read.inputs)
-        known = (total - read.num_test, read.num_test) if read.num_test else (0, 0)
-        if not read.num_test and not problems:
-            known = halves_of(total, self.test_fraction)
-        raise_all(problems + self._sizes.problems(*known))
+        num_train = len(read.inputs) - (read.num_val or 0) - (read.num_test or 0)
+        known = (num_train, read.num_test or 0)
+        if read.num_test is None:
+            known = (0, 0) if problems else halves_of(num_train, self.test_fraction)
+        sizes = self._sizes if read.num_val is None else replace(self._sizes, val_fraction=0.0)
+        raise_all(problems + sizes.problems(*known))
         outputs = len(read.class_names) or read.targets.shape[1]
-        return TaskSpec("arrays", read.kind, tuple(read.inputs.shape[1:]), outputs, self.val_fraction)
+        val = self.val_fraction if read.num_val is None else read.num_val / (num_train + read.num_val)
+        return TaskSpec("arrays", read.kind, tuple(read.inputs.shape[1:]), outputs, val)
 
     @property
     def _sizes(self) -> Sizes:
@@ -88,13 +94,9 @@ class OwnArrays:
         spec, path = self._spec(read), self.path
         assert path is not None
         labels = read.targets if read.kind == "classification" else None
-        total = len(read.inputs)
-        if read.num_test:
-            rows, cut = torch.arange(total), total - read.num_test
-            held = (None, None) if labels is None else (labels[:cut], labels[cut:])
-            parts = divide(rows[:cut], rows[cut:], self._sizes, seed, *held)
-        else:
-            parts = seeded_parts(total, labels, self.test_fraction, self._sizes, seed)
+        parts = given_parts(
+            len(read.inputs), labels, read.num_val, read.num_test, self.test_fraction, self._sizes, seed
+        )
         notes = read.notes if labels is None else read.notes + check_classes(labels, parts, read.class_names)
         if read.inputs.ndim == 2:
             task = table_task(
@@ -165,65 +167,97 @@ def _image_task(spec: TaskSpec, read: _Read, parts: Parts, notes: tuple[str, ...
 @lru_cache(maxsize=1)
 def _parsed(path: Path, modified: int, size: int, task: str) -> _Read:
     """The parsed file; cached, since both `spec` and `load` need it."""
-    arrays = _arrays(path)
-    whole, halves = (all(name in arrays for name in names) for names in (WHOLE, HALVES))
-    if whole == halves:
-        raise UserError(
-            f"{path} must contain either {' and '.join(WHOLE)} (split by the seed) or {', '.join(HALVES)}; got "
-            f"{', '.join(arrays) or 'nothing'}. Write them with numpy.savez(file, x=..., y=...)."
-        )
-    names = (WHOLE,) if whole else (HALVES[:2], HALVES[2:])
-    inputs, targets, notes = [], [], list[str]()
-    for x_name, y_name in names:
-        inputs.append(_inputs(arrays[x_name], f"{path}, {x_name}"))
+    arrays, notes = named(path, _arrays(path))
+    parts = ("",) if "x" in arrays else tuple(f"_{p}" for p in ("train", "val", "test") if f"x_{p}" in arrays)
+    inputs, targets, lengths = list[Tensor](), list[Any](), dict[str, int]()
+    for part in parts:
+        x_name, y_name = f"x{part}", f"y{part}"
+        values, layout = _inputs(arrays[x_name], f"{path}, {x_name}")
+        inputs.append(values)
         targets.append(_targets(arrays[y_name], f"{path}, {y_name}"))
-        if len(inputs[-1]) != len(targets[-1]):
+        lengths[part] = len(values)
+        if len(values) != len(targets[-1]):
             raise UserError(
-                f"{path}: {x_name} and {y_name} must have equally many points; got {len(inputs[-1])} and "
+                f"{path}: {x_name} and {y_name} must have equally many points; got {len(values)} and "
                 f"{len(targets[-1])}."
             )
+        if part in ("", "_train"):
+            notes.append(f"{x_name} ({list(arrays[x_name].shape)}, {arrays[x_name].dtype}) is read as {layout}")
     shape, kind = inputs[0].shape[1:], inputs[0].dtype
-    ood = {n.removeprefix(OOD): _inputs(a, f"{path}, {n}") for n, a in arrays.items() if n.startswith(OOD)}
-    for name, other in [*zip(("x_train", "x_test"), inputs, strict=False), *ood.items()]:
+    ood = {n.removeprefix(OOD): _inputs(a, f"{path}, {n}")[0] for n, a in arrays.items() if n.startswith(OOD)}
+    for name, other in [*((f"x{part}", x) for part, x in zip(parts, inputs, strict=True)), *ood.items()]:
         if other.shape[1:] != shape or other.dtype != kind:
             raise UserError(
                 f"{path}: points of {name} must be {list(shape)} of {kind}, as the training points; got "
                 f"{list(other.shape[1:])} of {other.dtype}."
             )
-    known = {*WHOLE, *HALVES} if not whole else set(WHOLE)
-    unused = [name for name in arrays if name not in known and not name.startswith(OOD)]
-    notes += [f"not used: {', '.join(unused)}"] if unused else []
-    if targets[0].shape[1:] != targets[-1].shape[1:] or (targets[0].dtype.kind in "US") != (
-        targets[-1].dtype.kind in "US"
+    if any(
+        y.shape[1:] != targets[0].shape[1:] or (y.dtype.kind in "US") != (targets[0].dtype.kind in "US")
+        for y in targets
     ):
-        raise UserError(f"{path}: y_train and y_test must have the same type and number of columns.")
-    y, x = np.concatenate(targets), torch.cat(inputs)
-    num_test = len(inputs[1]) if halves else 0
-    return _with_targets(path, task, x, y, num_test, ood, notes)
+        raise UserError(f"{path}: the targets of all parts must have the same type and number of columns.")
+    counts = (lengths.get("_val"), lengths.get("_test"))
+    if parts != ("",):
+        drawn = [name for name, count in zip(("validation", "test"), counts, strict=True) if count is None]
+        notes.append(
+            f"parts: {', '.join(p[1:] for p in parts)}"
+            + (f"; the seed draws the {' and the '.join(drawn)} part from train" if drawn else "")
+        )
+    return _with_targets(path, task, torch.cat(inputs), np.concatenate(targets), counts, ood, notes, list(arrays))
 
 
 def _with_targets(
-    path: Path, task: str, inputs: Tensor, y: Any, num_test: int, ood: dict[str, Tensor], notes: list[str]
+    path: Path,
+    task: str,
+    inputs: Tensor,
+    y: Any,
+    counts: tuple[int | None, int | None],
+    ood: dict[str, Tensor],
+    notes: list[str],
+    names: list[str],
 ) -> _Read:
     one = y.ndim == 1 or y.shape[1] == 1
-    labels = y.dtype.kind in "USbiu" and one
+    numbers = y.reshape(len(y), -1)
+    one_hot = not one and _is_one_hot(y)
+    values = numbers[:, 0].tolist() if one and y.dtype.kind == "f" else []
+    few = len(set(values)) > 1 and looks_like_classes(values)
+    labels = (y.dtype.kind in "USbiu" and one) or few or one_hot
     kind: Kind = "classification" if task == "classification" or (task == "auto" and labels) else "regression"
     if task == "auto":
-        this, other = ("classes", "regression"), ("numbers", "classification")
-        if kind == "regression":
-            this, other = other, this
-        notes.append(f"y ({y.dtype}) is read as {this[0]}; data.task={this[1]} reads it as {other[0]}")
+        if kind == "classification":
+            this, other = (
+                f"{y.shape[1]} classes, one-hot" if one_hot else "classes",
+                "data.task=regression reads it as numbers",
+            )
+        else:
+            this, other = "numbers", "data.task=classification reads it as classes"
+        notes.append(f"y ({y.dtype}) is read as {this}; {other}")
     if kind == "classification":
+        if one_hot:
+            y, one = y.argmax(1), True
         if not one:
-            raise UserError(f"{path}: for classes, y must have one label per point, [N]; got {list(y.shape)}.")
+            part = "y" if "y" in names else "y_train"
+            mended = {name: f"a[{name!r}].argmax(1)" for name in names if name.startswith("y")}
+            raise UserError(
+                f"{path}: for classes, y must have one label per point, [N], or be one-hot, [N, K]; got "
+                f"{list(y.shape)}. If the largest entry of a row is its class ({part}.argmax(1)): "
+                f"{line(path, names, **mended)}"
+            )
         raw = [str(v) for v in y.reshape(-1)] if y.dtype.kind in "US" else y.reshape(-1).astype(np.float64).tolist()
-        found, names = numbered(raw)
-        raise_all(class_problems(names, f"{path}, y", len(raw)))
-        return _Read(kind, inputs, found, num_test, ood, names, (*notes, *map_note(names)))
+        found, class_names = numbered(raw)
+        raise_all(class_problems(class_names, f"{path}, y", len(raw)))
+        notes.append(f"first point: class {class_names[int(found[0])]}")
+        return _Read(kind, inputs, found, *counts, ood, class_names, (*notes, *map_note(class_names)))
     if y.dtype.kind in "US":
         raise UserError(f"{path}: for regression, y must be numbers; got text. Use data.task=classification.")
-    values = torch.from_numpy(y.astype(np.float64)).reshape(len(y), -1)
-    return _Read(kind, inputs, values, num_test, ood, (), tuple(notes))
+    found = torch.from_numpy(y.astype(np.float64)).reshape(len(y), -1)
+    shown = ", ".join(f"{v:.6g}" for v in found[0, :8].tolist())
+    return _Read(kind, inputs, found, *counts, ood, (), (*notes, f"first point: y = {shown}"))
+
+
+def _is_one_hot(y: Any) -> bool:
+    """Whether y [N, K] has a single 1 in each row, and zeros else."""
+    return y.dtype.kind in "biuf" and bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -235,9 +269,13 @@ def _arrays(path: Path) -> dict[str, Any]:
         with file:
             return {name: file[name] for name in file.files}
     except ValueError as error:
+        hint = ""
+        if path.suffix.lower() in (".csv", ".tsv", ".txt", ".parquet", ".xlsx"):
+            hint = " For a table, use data=csv."
         raise UserError(
             f"{path} must be an .npz file of numbers (or of text, dtype U, for labels), without Python objects, which "
-            f"could run code when read ({error}). Write it with numpy.savez."
+            f"could run code when read ({error}). Write it with numpy.savez; labels of type object as "
+            f"y.astype(str).{hint}"
         ) from None
     except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"Could not read {path} as an .npz file: {error}. Write it with numpy.savez.") from None
@@ -257,11 +295,14 @@ def _checked(values: Any, where: str, kinds: str, what: str) -> Any:
     return values
 
 
-def _inputs(values: Any, where: str) -> Tensor:
-    """[N, D] float64, or images [N, C, H, W] of uint8 or float32."""
+def _inputs(values: Any, where: str) -> tuple[Tensor, str]:
+    """[N, D] float64, or images [N, C, H, W] of uint8 or float32; and how they are read."""
     values = _checked(values, where, "biuf", "an array of numbers")
     if values.ndim <= 2:
-        return torch.from_numpy(values.astype(np.float64)).reshape(len(values), -1)
+        vectors = torch.from_numpy(values.astype(np.float64)).reshape(len(values), -1)
+        shown = ", ".join(f"{v:.6g}" for v in vectors[0, :6].tolist()) + (", ..." if vectors.shape[1] > 6 else "")
+        return vectors, f"vectors of {vectors.shape[1]} numbers, the first [{shown}]"
+    layout = "[N, H, W]" if values.ndim == 3 else "[N, C, H, W]"
     if values.ndim == 3:
         values = values[:, None]
     elif values.ndim == 4:
@@ -271,6 +312,7 @@ def _inputs(values: Any, where: str) -> Tensor:
                 f"{where} must be images [N, C, H, W] or [N, H, W, C] with {CHANNELS[0]} to {CHANNELS[-1]} channels "
                 f"and larger sides; got shape {list(values.shape)}, in which the channels are ambiguous."
             )
+        layout = layout if first else "[N, H, W, C]"
         values = values if first else np.moveaxis(values, 3, 1)
     else:
         raise UserError(
@@ -278,11 +320,20 @@ def _inputs(values: Any, where: str) -> Tensor:
             f"{list(values.shape)}."
         )
     dtype = np.uint8 if values.dtype == np.uint8 else np.float32
-    return torch.from_numpy(np.ascontiguousarray(values.astype(dtype)))
+    one = values[0]
+    what = f"images {layout} of {one.shape[0]} x {one.shape[1]} x {one.shape[2]} (C, H, W)"
+    return torch.from_numpy(
+        np.ascontiguousarray(values.astype(dtype))
+    ), f"{what}, the first from {one.min():g} to {one.max():g}"
 
 
 def _targets(values: Any, where: str) -> Any:
     values = _checked(values, where, "biufUS", "numbers, or text for labels")
     if values.ndim > 2:
         raise UserError(f"{where} must be [N] or [N, K]; got shape {list(values.shape)}.")
-    return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+    if values.dtype.kind != "S":
+        return values
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError:
+        return np.char.decode(values, "latin-1")
