@@ -20,6 +20,8 @@ from bnn_runner.report.paths import short_paths
 from bnn_runner.report.read_cells import CellRecord
 
 ABSENT = "—"
+CONTENT = "data.content"
+"""Field of a row: the beginning of a hash of the user's own files."""
 _NUMBER = re.compile(r"((?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|\d+)", re.IGNORECASE)
 
 
@@ -78,8 +80,11 @@ class GroupKey:
 
 def key_of(cell: CellRecord) -> GroupKey:
     """The row of a cell whose configuration is known."""
-    settings = tuple(sorted((f, value_text(v)) for f, v in cell.config.items() if not is_neutral(f)))
-    return GroupKey(cell.data, cell.model, cell.method, cell.results_version, cell.shortened is not None, settings)
+    settings = [(f, value_text(v)) for f, v in cell.config.items() if not is_neutral(f)]
+    if cell.content:  # the same data.path, but another version of the file
+        settings.append((CONTENT, cell.content[:8]))
+    shortened = cell.shortened is not None
+    return GroupKey(cell.data, cell.model, cell.method, cell.results_version, shortened, tuple(sorted(settings)))
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class CellRecord:
     """One cell folder. What could not be read is empty, and `reason` says why.
 
     `reason` is the first line of FAILED or INTERRUPTED, or what is damaged. `config` is the flattened
-    resolved configuration, empty where cell.json is not there yet.
+    resolved configuration, empty where cell.json is not there yet. `content` is a hash of the user's own data files.
     """
 
     path: Path
@@ -85,6 +85,7 @@ class CellRecord:
     shortened: Mapping[str, Any] | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    content: str = ""
     scores: tuple[ScoreRow, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
@@ -149,6 +150,7 @@ def read_cell(folder: Path) -> CellRecord:
         shortened=facts.get("shortened") or None,
         choices={str(k): str(v) for k, v in _mapping(facts, "choices").items()},
         config=_mapping(facts, "config"),
+        content=str(facts.get("content") or ""),
         scores=scores,
         evidence={k: v for k, v in _mapping(facts, "report").items() if k in _EVIDENCE and v is not None},
         marks=kinds_of(_mapping(facts, "report")),

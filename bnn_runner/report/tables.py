@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from statistics import median, quantiles
 
 from bnn_runner.report.columns import AT_DRAWS, Column, is_companion, select_columns
 from bnn_runner.report.differences import Measured
 from bnn_runner.report.epochs import without_scheduled
-from bnn_runner.report.grouping import ABSENT, Group, distinguishing_fields, group_cells
+from bnn_runner.report.grouping import ABSENT, CONTENT, Group, distinguishing_fields, group_cells
 from bnn_runner.report.marks import footnotes, is_biased, letters, mark_text
 from bnn_runner.report.paths import without_folders
 from bnn_runner.report.point_scores import read_points
@@ -292,6 +293,17 @@ def _notes(rows: Sequence[Row], columns: Sequence[Column], loose: Sequence[CellR
                     reasons_of[s.column].add(s.note)
     for column, reasons in reasons_of.items():
         notes += [f"n/a: {column.label}: {reason.rstrip('.')}." for reason in sorted(reasons)]
+    contents: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        if CONTENT in row.group.key.values:
+            path = row.group.key.values.get("data.path", "")
+            contents.setdefault((row.group.key.data, path), set()).add(row.group.key.values[CONTENT])
+    for (data, path), found in contents.items():
+        if len(found) > 1:
+            notes.append(
+                f"data={data} has {len(found)} versions of {Path(path).name} ({CONTENT} {', '.join(sorted(found))}): "
+                "their rows are separate and must not be compared. Run the older cells again."
+            )
     versions_of_results = sorted(
         {row.group.key.results_version for row in rows if row.group.key.results_version is not None}
     )

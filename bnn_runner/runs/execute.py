@@ -196,6 +196,7 @@ def _facts(cell_run: CellRun, session: Session) -> dict[str, Any]:
         "version": __version__,
         "kind": cell_run.task.spec.kind,
         "fingerprint": cell_run.task.fingerprint,
+        "content": cell_run.task.content,
         "metrics_digest": cell_run.metrics_digest(),
         "attempts": cell_run.attempt,
         "shortened": session.shortening.facts(),

@@ -30,6 +30,7 @@ def write_cell(tmp_path):
         hash8="0000abcd",
         shortened=None,
         root=None,
+        content="",
     ):
         folder = (root or tmp_path / "outputs") / "runs" / data / model / method / f"{seed}-{hash8}"
         folder.mkdir(parents=True)
@@ -56,6 +57,7 @@ def write_cell(tmp_path):
             "kind": kind,
             "shortened": shortened,
             "config": settings | (config or {}),
+            "content": content,
         }
         (folder / "cell.json").write_text(json.dumps(facts))
         if scores is not None:

@@ -241,3 +241,16 @@ def test_headlines_are_the_default():
     ]
     assert select_columns(columns, "all") == in_order(columns)
     assert len(select_columns(columns, "all")) == len(columns)
+
+
+def test_versions_of_the_user_s_table_are_rows_of_their_own(write_cell):
+    """Planted bug: the mean over runs of a table and of the same table after it was edited."""
+    config = {"data.path": "/somewhere/mine.csv"}
+    for seed, content, rmse in ((0, "b" * 64, 158.0), (1, "a" * 64, 1.5), (2, "a" * 64, 1.7)):
+        write_cell("map", seed, [("rmse", rmse)], data="csv", config=config, content=content, hash8=f"{seed}000abcd")
+    table = _table(write_cell)
+    assert table.extra == ["data.content"]
+    assert _row(table, "map", **{"data.content": "aaaaaaaa"}).entries[RMSE].mean == pytest.approx(1.6)
+    assert _row(table, "map", **{"data.content": "bbbbbbbb"}).n == 1
+    [note] = [n for n in table.notes if "versions" in n]
+    assert "data=csv has 2 versions of mine.csv (data.content aaaaaaaa, bbbbbbbb)" in note and "/somewhere" not in note
