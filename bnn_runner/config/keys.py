@@ -47,6 +47,7 @@ NEVER = (
     "size",
     "replicates",
     "model.weights",
+    "model.weights_entry",
 )
 """Fields that change no result.
 

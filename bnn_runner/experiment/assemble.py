@@ -133,6 +133,7 @@ def build_experiment(run: RunConfig, like: Experiment | None = None, spec: TaskS
     """
     tree = run.plain()
     weights, digests = tree["model"].pop("weights", None), tree["model"].pop("weights_digest", None)
+    entry = tree["model"].pop("weights_entry", None)
     settings, problems = read_settings(tree, run.start)
     parts, new_problems = _components(run, tree, like)
     problems += new_problems
@@ -142,10 +143,12 @@ def build_experiment(run: RunConfig, like: Experiment | None = None, spec: TaskS
     problems += parts["logger"].problems() if "logger" in parts else []
     shared = like is not None and digests is not None and list(like.run.get("model.weights_digest") or ()) == digests
     pretrained = like.pretrained if like is not None and shared else ()
+    if entry is not None and weights is None and digests is None:
+        problems.append(f"model.weights_entry={entry} requires a file: set model.weights=FILE.")
     if weights is not None and digests is None:
         problems += _training_rule_problems(parts.get("hyper"), str(run.choices.get("hyper")))
         try:
-            pretrained = _read_weights(weights, parts, run.choices, ready=not problems)
+            pretrained = _read_weights(weights, entry, parts, run.choices, ready=not problems)
             # The content counts, not the path: the digest enters every key, the paths enter none.
             run = run.with_facts({"model.weights_digest": [p.digest for p in pretrained]})
         except UserError as error:
@@ -210,12 +213,13 @@ def _nodes(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the configuration node of each component by its place, without the keys of pretrained weights."""
     nodes = {group: tree.get(group) for group in COMPONENTS if group != "metric"}
     if isinstance(nodes["model"], Mapping):
-        nodes["model"] = {k: v for k, v in nodes["model"].items() if k not in ("weights", "weights_digest")}
+        of_files = ("weights", "weights_digest", "weights_entry")
+        nodes["model"] = {k: v for k, v in nodes["model"].items() if k not in of_files}
     return nodes | {f"metric.{name}": node for name, node in (tree.get("metric") or {}).items()}
 
 
 def _read_weights(
-    weights: Any, parts: Mapping[str, Any], choices: Mapping[str, Any], ready: bool
+    weights: Any, entry: Any, parts: Mapping[str, Any], choices: Mapping[str, Any], ready: bool
 ) -> tuple[PretrainedWeights, ...]:
     """Reads the networks of model.weights, and checks them against the model if `ready` (it has no problems)."""
     from bnn_runner.rng import global_stream
@@ -235,7 +239,7 @@ def _read_weights(
 
     try:
         what = f"model={choices.get('model')} on data={choices.get('data')}"
-        pretrained = read_all(paths, build_network if ready else None, what)
+        pretrained = read_all(paths, build_network if ready else None, what, None if entry is None else str(entry))
     except UserError as error:
         problems += error.problems
     raise_all(problems)

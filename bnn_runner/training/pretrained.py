@@ -7,11 +7,9 @@ same tensors in another file, or under another prefix, are the same network.
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +18,13 @@ from bnn_runner.base import Network
 from bnn_runner.errors import UserError
 from bnn_runner.tasks import Split, Task
 from bnn_runner.training.cache import content_digest
+from bnn_runner.training.checkpoint_file import read_checkpoint
 from bnn_runner.training.state import TrainingConfig, residual_log_noise
+from bnn_runner.training.state_dicts import Found, canonical, find_state
 
-INSIDE = ("state_dict", "model_state_dict", "model", "network", "net")
-"""Entries in which common checkpoints store the state dict, next to optimiser states and counters; tried in order."""
-PREFIXES = ("module.", "model.", "_orig_mod.", "net.", "network.")
-"""Prefixes that wrappers (DataParallel, Lightning, torch.compile) add to every name."""
 SCORED_POINTS = 2000
 """Points of each part on which a pretrained network is scored, evenly spaced: enough to see whether it fits."""
 _SHOWN = 6
-_HOW_TO_SAVE = "Save only the state dict, torch.save(network.state_dict(), 'weights.pt'), and use that file."
 
 
 @dataclass(frozen=True)
@@ -49,75 +44,45 @@ class PretrainedWeights:
     notes: tuple[str, ...] = ()
 
 
-def read_weights(path: Path) -> PretrainedWeights:
+def read_weights(path: Path, state: Mapping[str, Tensor] | None = None, entry: str | None = None) -> PretrainedWeights:
     """Reads the state dict in a file.
+
+    Args:
+        path: The file.
+        state: Name -> tensor of the network, by which its tensors are found in the file; None if it is not known.
+        entry: The entry of the file to take, as `state_dict_ema`; None chooses.
 
     Raises:
         UserError: If the file is missing, damaged, contains objects other than tensors, or has non-finite values.
     """
-    if not path.is_file():
-        raise UserError(f"model.weights={path} does not exist. Give a .safetensors file, or one written by torch.save.")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    notes = []
-    if not any(isinstance(v, Tensor) for v in content.values()):
-        for name in INSIDE:
-            inner = content.get(name)
-            if isinstance(inner, Mapping) and any(isinstance(v, Tensor) for v in inner.values()):
-                content = inner
-                notes.append(f"the weights are the entry {name!r} of {path.name}")
-                break
-    tensors = {str(n): t.detach() for n, t in content.items() if isinstance(t, Tensor)}
-    if not tensors:
-        entries = ", ".join(map(str, list(content)[:_SHOWN])) or "nothing"
-        raise UserError(f"model.weights={path} must contain a state dict; it contains {entries}. {_HOW_TO_SAVE}")
+    found = find_state(read_checkpoint(path), state or {}, f"model.weights={path}", entry)
+    tensors = found.tensors
+    quantised = [n for n, t in tensors.items() if t.is_quantized or t.is_complex() or t.layout != torch.strided]
+    if quantised:
+        raise UserError(
+            f"model.weights={path} must have real numbers in dense tensors; {_listed(quantised)} is quantised, complex "
+            "or sparse. Give the weights before the conversion."
+        )
     not_finite = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
     if not_finite:
         raise UserError(
             f"model.weights={path} must have finite values; {_listed(not_finite)} has infinite or NaN ones. Give the "
             "weights of a training that did not diverge."
         )
-    dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()} - {"float32"}
-    if dtypes:
-        notes.append(f"{path.name} contains {' and '.join(sorted(dtypes))} numbers, which are converted to float32")
-    plain = {short: tensors[name] for name, short in canonical(tensors).items()}
-    return PretrainedWeights(path, plain, content_digest(plain), tuple(notes))
+    return PretrainedWeights(path, tensors, content_digest(tensors), tuple(_notes(path.name, found)))
 
 
-def _read_safetensors(path: Path) -> Mapping[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        return load(path.read_bytes())  # memory-mapped tensors crash the process if the file is truncated later
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"Could not read model.weights={path} as safetensors ({error}). {_HOW_TO_SAVE}") from error
-
-
-def _read_torch(path: Path) -> Mapping[str, Any]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"model.weights={path} must contain plain tensors only; it contains other objects (a whole "
-            f"pickled network?), and reading these could run code. {_HOW_TO_SAVE}"
-        ) from error
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"Could not read model.weights={path} with torch ({reason}). {_HOW_TO_SAVE}") from error
-    if not isinstance(content, Mapping):
-        raise UserError(
-            f"model.weights={path} must contain a state dict; it contains a {type(content).__name__}. {_HOW_TO_SAVE}"
-        )
-    return content
-
-
-def canonical(names: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
-    """Returns {name: name without the prefixes in `PREFIXES` that all names share}."""
-    full = list(names)
-    short = list(full)
-    while prefix := next((p for p in PREFIXES if short and all(n.startswith(p) for n in short)), None):
-        short = [n.removeprefix(prefix) for n in short]
-    return dict(zip(full, short, strict=True))
+def _notes(name: str, found: Found) -> list[str]:
+    """Lines for the user about how a file was read."""
+    notes = [f"the weights are the entry {found.entry!r} of {name}"] if found.entry else []
+    if found.ignored:
+        notes.append(f"in {name}, ignored: {_listed(found.ignored)}; no prediction of this network reads them")
+    for other in found.others:
+        notes.append(f"{name} also has this network as {other!r}; to take it: model.weights_entry={other}")
+    floats = {str(t.dtype).removeprefix("torch.") for t in found.tensors.values() if t.is_floating_point()}
+    if dtypes := floats - {"float32"}:
+        notes.append(f"{name} contains {' and '.join(sorted(dtypes))} numbers, which are converted to float32")
+    return notes
 
 
 def match_weights(module: nn.Module, weights: PretrainedWeights, what: str) -> dict[str, Tensor]:
@@ -159,7 +124,7 @@ def match_weights(module: nn.Module, weights: PretrainedWeights, what: str) -> d
     if differences:
         raise UserError(
             f"model.weights={weights.path} does not fit {what}. {' '.join(differences)} Choose the model=... and its "
-            "settings with which the network was trained."
+            "settings with which the network was trained; model.weights_entry=... takes a part of the file."
         )
     return {names[short]: t for short, t in weights.tensors.items()}
 
@@ -300,13 +265,16 @@ def count_problems(count: int, members: Sequence[int], method: str) -> list[str]
     ]
 
 
-def read_all(paths: Sequence[Path], build: Callable[[], nn.Module] | None, what: str) -> tuple[PretrainedWeights, ...]:
+def read_all(
+    paths: Sequence[Path], build: Callable[[], nn.Module] | None, what: str, entry: str | None = None
+) -> tuple[PretrainedWeights, ...]:
     """Reads several files and checks them against a module.
 
     Args:
         paths: The files.
         build: Builds the module; None to skip the check.
         what: Name of the model in messages: 'model=resnet20 on data=cifar10'.
+        entry: The entry of each file to take; None chooses.
 
     Raises:
         UserError: With the problems of all files.
@@ -314,9 +282,11 @@ def read_all(paths: Sequence[Path], build: Callable[[], nn.Module] | None, what:
     problems: list[str] = []
     read: list[PretrainedWeights] = []
     module = build() if build is not None else None
+    names = {} if module is None else module.state_dict()
+    state = {short: names[name] for name, short in canonical(names).items()}
     for path in paths:
         try:
-            read.append(read_weights(path))
+            read.append(read_weights(path, state, entry))
             if module is not None:
                 match_weights(module, read[-1], what)
         except UserError as error:
