@@ -330,7 +330,7 @@ def _of_structure(case: Case, seed: int, structure: str, task: Task, network: Ne
 
     modes = {"w*": "network", "v*": "tangent"} if structure in WHOLE else {"w*": "network"}
     rules: dict[str, HyperRule] = {"evidence": Evidence()}
-    if not jacobians.chosen and scale_invariant(network, few, jacobians.names):
+    if not jacobians.chosen and scale_invariant(network, few, jacobians.names).names:
         rules["groupwise"] = Evidence(family="groupwise")
     if structure in WITH_G:
         rules["g"] = Evidence(family="g")

@@ -16,7 +16,7 @@ from bnn_runner.tasks import TaskSpec
 
 LOWEST, HIGHEST = 1e-8, 1e12
 """Bounds of a grid that is extended."""
-STEPS = 8
+STEPS = 4
 """Precisions by which a grid is extended at once."""
 NEAR = 1.01
 """A precision nearer to a bound than this factor is the bound."""
@@ -46,13 +46,13 @@ class Grid:
 
     family: Literal["isotropic", "g"] = "isotropic"
     score: ValidationScore = "marginal"
-    standard_errors: float = 0.0
+    standard_errors: float = 0.5
     low: float = 1e-2
     high: float = 1e6
-    num: int = 17
+    num: int = 9
     extend: bool = True
-    refine: int = 1
-    points: int | None = 2000
+    refine: int = 3
+    points: int | None = 1000
     needs_validation: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

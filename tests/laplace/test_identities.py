@@ -505,7 +505,7 @@ def test_the_grid_picks_the_best_on_validation(structure: Any, kind: str, monkey
     """
     task, network = small(kind, num_train=30)
     network = replace(network, parameters={n: 2 * p for n, p in network.parameters.items()})
-    grid = Grid(low=1e-2, high=1e2, num=9, extend=False, refine=0)
+    grid = Grid(low=1e-2, high=1e2, num=9, extend=False, refine=0, standard_errors=0)
     monkeypatch.setattr(validation_score, "VALIDATION_DRAWS", 5000)
     posterior = Laplace(structure=structure).fit(task, [network], context(grid))
     values = [10 ** (-2 + i / 2) for i in range(9)]
@@ -549,7 +549,7 @@ def test_without_linearisation_the_grid_scores_draws_of_the_network(kind: str, m
     monkeypatch.setattr(validation_score, "VALIDATION_DRAWS", 4000)
     task, network = small(kind, num_train=30)
     network = replace(network, parameters={n: 2 * p for n, p in network.parameters.items()})
-    grid, values = Grid(low=1e-1, high=1e1, num=2, extend=False, refine=0), [0.1, 10.0]
+    grid, values = Grid(low=1e-1, high=1e1, num=2, extend=False, refine=0, standard_errors=0), [0.1, 10.0]
     posterior = Laplace(structure="full", predict="network").fit(task, [network], context(grid))
     y = task.val.targets
     assert y is not None

@@ -417,7 +417,7 @@ def test_a_search_that_meets_what_is_not_finite_says_so_and_keeps_its_start(valu
         torch.testing.assert_close(choice.precisions, kept)
         assert "start value" in choice.notes[0] and "hyper_iterations" in choice.facts
     failed = Grid().choose(broken)
-    assert failed.status == "failed" and failed.facts["grid_not_finite"] == 17
+    assert failed.status == "failed" and failed.facts["grid_not_finite"] == 9
     assert torch.equal(failed.precisions, broken.start) and "training prior is kept" in failed.notes[0]
 
 
