@@ -394,12 +394,18 @@ class Choice:
 class HyperRule(Protocol):
     """A frozen dataclass whose fields are its YAML's keys.
 
-    A rule that does not support every task has a method `problems(spec) -> list[str]` that says why.
+    A rule that does not support every task has a method `problems(spec) -> list[str]` that says why. One that chooses
+    without the evidence declares it by `uses_evidence: ClassVar[bool] = False`; it then costs no search of v*.
     """
 
     needs_validation: ClassVar[bool]
 
     def choose(self, problem: PrecisionProblem) -> Choice: ...
+
+
+def uses_evidence(rule: HyperRule) -> bool:
+    """Whether a rule chooses by the evidence."""
+    return bool(getattr(rule, "uses_evidence", True))
 
 
 # ------------------------------------------------------------------------------------- methods

@@ -24,6 +24,7 @@ class Fixed:
     precision: float | None = None
     family: Literal["isotropic", "g"] = "isotropic"
     needs_validation: ClassVar[bool] = False
+    uses_evidence: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.precision is not None and not 0 < self.precision < math.inf:

@@ -54,6 +54,7 @@ class Grid:
     refine: int = 3
     points: int | None = 1000
     needs_validation: ClassVar[bool] = True
+    uses_evidence: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         problems = []

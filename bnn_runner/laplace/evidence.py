@@ -92,8 +92,11 @@ def constant_log_likelihood(task: Task) -> float:
     return -0.5 * count * float((2 * sigma.log() + math.log(2 * math.pi) + 1).sum())
 
 
-def constant_facts(log_evidence: float, task: Task, mode: str) -> tuple[dict[str, Any], list[str]]:
-    """For the row: the constant predictor's log-likelihood, whether the evidence is below it, and then a note."""
+def constant_facts(log_evidence: float, task: Task, at_optimum: bool) -> tuple[dict[str, Any], list[str]]:
+    """For the row: the constant predictor's log-likelihood, whether the evidence is below it, and then a note.
+
+    `at_optimum` says whether the evidence is at an optimum already, so that v* is no advice.
+    """
     constant = constant_log_likelihood(task)
     below = math.isfinite(constant) and log_evidence < constant
     facts = {"constant_loglik_nats": constant, "evidence_below_constant": below}
@@ -104,7 +107,7 @@ def constant_facts(log_evidence: float, task: Task, mode: str) -> tuple[dict[str
         f"the log evidence, {log_evidence:.2f} nats, is below the log-likelihood of a constant predictor, "
         f"{constant:.2f} nats ({what} of the training set): it says nothing about the model, and reports do not rank it"
     )
-    more = "; method.mode=tangent takes it at the tangent model's optimum" if mode == "network" else ""
+    more = "" if at_optimum else "; method.mode=tangent takes it at the tangent model's optimum"
     return facts, [note + more]
 
 

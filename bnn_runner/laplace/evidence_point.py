@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -62,23 +62,11 @@ class EvidencePoint:
     choice: Choice
     log_evidence: float
     search: TangentSearch | None = None
-    notes: tuple[str, ...] = ()
 
-
-def evidence_point(
-    mode: Mode, tangent: TangentModel, family: PriorFamily, rule: HyperRule, tolerance: float, max_passes: int | None
-) -> EvidencePoint:
-    """Select the precisions at w* (network), at v* (tangent), or at v* where that is reached and else at w* (auto)."""
-    if mode == "network":
-        return at_weights(tangent, family, rule)
-    point = at_optimum(tangent, family, rule, tolerance, max_passes)
-    search = point.search
-    if search is None or (search.reached and (mode == "tangent" or point.choice.status != "v* not reached")):
-        return point
-    if mode == "tangent":
-        return replace(point, notes=(*point.notes, search.note("the evidence is too low")))
-    network = at_weights(tangent, family, rule)
-    return replace(network, notes=(*network.notes, search.note("the evidence is taken at w*")))
+    @property
+    def reached(self) -> bool:
+        """Whether the point is the one that was asked for: v* may not be reached, at the end or during the search."""
+        return self.search is None or (self.search.reached and self.choice.status != "v* not reached")
 
 
 def at_weights(tangent: TangentModel, family: PriorFamily, rule: HyperRule) -> EvidencePoint:

@@ -15,7 +15,18 @@ from bnn_runner.curvature.psd import wide
 from bnn_runner.runtime.torch_state import evaluation_mode
 from bnn_runner.tasks import Task
 
-FAR_NATS = 1.0
+FAR_NATS, FAR_SHARE = 1.0, 0.01
+"""Decrements above 1 nat and a hundredth of the effective dimension γ are far from the optimum (see `far`)."""
+
+
+def far(dimension: float) -> float:
+    """The decrement in nats above which w* is too far from v* to choose precisions at it: max(1, γ/100).
+
+    The evidence is stationary where λ‖v‖² = γ. With Δ the decrement, ‖w* − v*‖²_Λ ≤ 2Δ (exact for Gaussian noise), so
+    λ‖w*‖² differs from λ‖v*‖² by at most 2√(2Δγ) + 2Δ: up to Δ = γ/100, λ is off by less than a third. Below 1 nat
+    it is negligible as evidence, too.
+    """
+    return max(FAR_NATS, FAR_SHARE * dimension)
 
 
 def loss_gradient(task: Task, network: Network, names: Sequence[str], batch_size: int = 512) -> dict[str, Tensor]:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bnn_runner.base import HyperRule, Network
+from bnn_runner.base import HyperRule, Network, uses_evidence
 from bnn_runner.curvature.base import Curvature, WeightGaussian
 from bnn_runner.curvature.groups import Group
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.curvature.parameter_subset import Basis
 from bnn_runner.curvature.psd import Repairs, wide
 from bnn_runner.laplace.evidence import constant_facts, log_likelihood
-from bnn_runner.laplace.evidence_point import EvidencePoint, Mode, evidence_point
-from bnn_runner.laplace.newton_decrement import decrement_notes, newton_decrement
+from bnn_runner.laplace.evidence_point import EvidencePoint, Mode, at_optimum, at_weights
+from bnn_runner.laplace.newton_decrement import decrement_notes, far, newton_decrement
 from bnn_runner.laplace.noise_evidence import EvidenceWithNoise, NoisyCurvature, with_noise
 from bnn_runner.laplace.prior_family import PriorFamily
 from bnn_runner.laplace.scale_invariance import ScaleInvariance, scale_invariant
@@ -73,7 +73,7 @@ def select_precisions(
         curvature: H, fitted over the basis.
         rule: the hyperparameter rule.
         repairs: counts numerical repairs.
-        mode: where the evidence is taken: at w* (network), v* (tangent), or v* where it is reached (auto).
+        mode: where the evidence is taken: at w* (network), v* (tangent), or v* where it is needed and reached (auto).
         tolerance: relative gradient at which v* counts as reached.
         passes: most passes over the data for v*; None is the tangent model's own default.
         progress: reports the stage, and how far it is.
@@ -88,23 +88,21 @@ def select_precisions(
     whole = not jacobians.chosen
     invariant = scale_invariant(jacobians.network, few, jacobians.names) if whole else ScaleInvariance()
     family = PriorFamily.of(task, jacobians, curvature, rule, invariant.names, repairs, validation)
-    point = evidence_point(mode, TangentModel(task, jacobians, progress, repairs), family, rule, tolerance, passes)
-    parts = _parts(family, point)
-    gaussian = parts.curvature.gaussian(parts.precisions)
-    refuse_too_weak(gaussian, parts.precisions, rule)
-    prior = family.prior.diagonal(parts.precisions)
-    decrement = newton_decrement(task, parts.jacobians, prior, gaussian)
-    constant, below = constant_facts(parts.log_evidence, task, point.mode)
+    tangent = TangentModel(task, jacobians, progress, repairs)
+    found = _Modes(family, tangent, rule, tolerance, passes, invariant.names).select(mode)
+    point, parts = found.point, found.parts
+    constant, below = constant_facts(parts.log_evidence, task, point.search is not None or found.decrement <= FAR_NATS)
     facts = {
         "weights_in_basis": sum(jacobians.sizes().values()),
         "mode": point.mode,
+        "mode_reason": found.reason,
         "evidence_nats": parts.log_evidence,
         "evidence_over": basis.described,
         **constant,
         "train_loglik_nats": parts.log_likelihood,
-        "newton_decrement_nats": decrement,
+        "newton_decrement_nats": found.decrement,
         "scale_invariant": list(invariant.names),
-        "effective_dimension": float(parts.curvature.effective_dimensions(parts.precisions).sum()),
+        "effective_dimension": found.dimension,
         **parts.facts,
         "hyper_status": point.choice.status,
         **point.choice.facts,
@@ -114,9 +112,9 @@ def select_precisions(
         *basis.notes,
         *invariant.notes,
         *point.choice.notes,
-        *point.notes,
+        *found.notes,
         *parts.notes,
-        *decrement_notes(decrement, point.mode),
+        *decrement_notes(found.decrement, point.mode),
         *below,
     )
     return Selection(
@@ -125,10 +123,85 @@ def select_precisions(
         parts.precisions,
         parts.curvature,
         parts.jacobians,
-        gaussian,
+        found.gaussian,
         facts,
         notes,
     )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A selection at one evidence point, the posterior's Gaussian there, and why the evidence is taken there."""
+
+    point: EvidencePoint
+    parts: _Parts
+    gaussian: WeightGaussian
+    decrement: float
+    dimension: float
+    reason: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Modes:
+    """Selections with the evidence at w*, at v*, or at the one of them that is right (`method.mode`)."""
+
+    family: PriorFamily
+    tangent: TangentModel
+    rule: HyperRule
+    tolerance: float
+    passes: int | None
+    invariant: Sequence[str]
+
+    def select(self, mode: Mode) -> _Found:
+        """At w* (network), at v* (tangent), or by need (auto).
+
+        auto takes w* where the rule does not use the evidence. Otherwise it takes v* where some weights are
+        scale-invariant, since then w* is no optimum of any log posterior, or where the Newton decrement at w* is `far`;
+        and w* where v* was not reached, or where the noise selected at v* does not fit the network's own outputs.
+        """
+        if mode == "network":
+            return self._at_weights("method.mode=network")
+        if mode == "tangent":
+            found = self._at_optimum("method.mode=tangent")
+            search = found.point.search
+            lacking = search is not None and not search.reached
+            return replace(found, notes=(search.note("the evidence is too low"),)) if search and lacking else found
+        if not uses_evidence(self.rule):
+            return self._at_weights("the hyper rule does not use the evidence")
+        if self.invariant:
+            plain, reason = None, f"{len(self.invariant)} tensors are scale-invariant"
+        else:
+            plain = self._at_weights("")
+            limit = far(plain.dimension)
+            words = "at most" if plain.decrement <= limit else "above"
+            reason = f"the Newton decrement at w*, {plain.decrement:.2g} nats, is {words} {limit:.2g}"
+            if plain.decrement <= limit:
+                return replace(plain, reason=reason)
+        found = self._at_optimum(reason)
+        if found.point.reached and not found.parts.notes:  # the only note is on a noise that does not fit w*
+            return found
+        plain = plain or self._at_weights("")
+        if found.point.reached:
+            return replace(plain, reason=f"{reason}, but the noise selected at v* does not fit the network's outputs")
+        assert found.point.search is not None
+        note = found.point.search.note("the evidence is taken at w*")
+        return replace(plain, reason=f"{reason}, but v* was not reached", notes=(note,))
+
+    def _at_weights(self, reason: str) -> _Found:
+        return self._found(at_weights(self.tangent, self.family, self.rule), reason)
+
+    def _at_optimum(self, reason: str) -> _Found:
+        return self._found(at_optimum(self.tangent, self.family, self.rule, self.tolerance, self.passes), reason)
+
+    def _found(self, point: EvidencePoint, reason: str) -> _Found:
+        parts = _parts(self.family, point)
+        gaussian = parts.curvature.gaussian(parts.precisions)
+        refuse_too_weak(gaussian, parts.precisions, self.rule)
+        prior = self.family.prior.diagonal(parts.precisions)
+        decrement = newton_decrement(self.family.task, parts.jacobians, prior, gaussian)
+        dimension = float(parts.curvature.effective_dimensions(parts.precisions).sum())
+        return _Found(point, parts, gaussian, decrement, dimension, reason)
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class MacKayLoop:
     low: float = 1e-6
     high: float = 1e8
     needs_validation: ClassVar[bool] = False
+    uses_evidence: ClassVar[bool] = False  # after training
     cites: ClassVar[tuple[str, ...]] = ("mackay1992",)
 
     def __post_init__(self) -> None:

@@ -65,6 +65,7 @@ class Online:
     low: float = 1e-6
     high: float = 1e8
     needs_validation: ClassVar[bool] = False
+    uses_evidence: ClassVar[bool] = False  # after training
     cites: ClassVar[tuple[str, ...]] = ("immer2021evidence",)
 
     def __post_init__(self) -> None:

@@ -51,7 +51,7 @@ class EnsembleLaplace:
     weights: Literal["all", "last_layer"] = "all"
     hold: tuple[HeldKind, ...] = ()
     predict: Literal["draws", "network"] = "draws"
-    mode: Mode = "network"
+    mode: Mode = "auto"
     tangent_tolerance: float = 1e-7
     tangent_passes: int | None = None
     finite: ClassVar[bool] = False
@@ -109,6 +109,7 @@ class EnsembleLaplace:
             "member_evidence_nats": [row["evidence_nats"] for row in rows],
             "member_prior_precision": [row["prior_precision"] for row in rows],
             "member_newton_decrement_nats": [row["newton_decrement_nats"] for row in rows],
+            "member_mode": [row["mode"] for row in rows],
             "hyper_status": ", ".join(dict.fromkeys(row["hyper_status"] for row in rows)),
         }
         weights = torch.full((len(members),), 1 / len(members), dtype=torch.float64)

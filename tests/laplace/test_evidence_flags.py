@@ -53,5 +53,5 @@ def test_targets_that_do_not_vary_flag_nothing() -> None:
     task, _ = small("regression", num_train=30)
     assert task.train.targets is not None
     task = replace(task, train=replace(task.train, targets=torch.zeros_like(task.train.targets)))
-    facts, notes = constant_facts(-5.0, task, "network")
+    facts, notes = constant_facts(-5.0, task, at_optimum=True)
     assert facts["constant_loglik_nats"] == math.inf and not facts["evidence_below_constant"] and not notes

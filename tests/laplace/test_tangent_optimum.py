@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from bnn_runner.base import Network
+from bnn_runner.base import Choice, Network, PrecisionProblem
 from bnn_runner.curvature.jacobians import Jacobians
 from bnn_runner.hyper.evidence import Evidence
 from bnn_runner.hyper.fixed import Fixed
 from bnn_runner.hyper.fixed_point import FixedPoint
+from bnn_runner.hyper.grid import Grid
+from bnn_runner.laplace.newton_decrement import far
 from bnn_runner.laplace.scale_invariance import scale_invariant
 from bnn_runner.laplace.tangent_optimum import TangentModel
 from bnn_runner.methods.laplace import Laplace
@@ -130,16 +133,60 @@ def test_v_and_the_precisions_settle_together() -> None:
     assert fixed_point.report.facts["prior_precision"] == pytest.approx(found.report.facts["prior_precision"], rel=3e-3)
 
 
-def test_auto_says_which_mode_it_took() -> None:
+def test_auto_says_which_mode_it_took_and_why() -> None:
+    """Planted bugs: v* where it was not reached; a fallback with other numbers; v* of a network at its optimum."""
     task, network = small("classification", num_train=30)
-    within = Laplace(structure="kfac", mode="auto", tangent_passes=5000).fit(task, [network], context(Fixed()))
-    assert within.report.facts["mode"] == "tangent"
-    short = Laplace(structure="kfac", mode="auto", tangent_passes=2).fit(task, [network], context(Fixed()))
-    plain = Laplace(structure="kfac").fit(task, [network], context(Fixed()))
-    assert short.report.facts["mode"] == "network"
-    assert short.report.facts["evidence_nats"] == plain.report.facts["evidence_nats"]
-    forced = Laplace(structure="kfac", mode="tangent", tangent_passes=2).fit(task, [network], context(Fixed()))
+
+    def fit(mode: Any, passes: int = 5000, which: Network = network) -> Mapping[str, Any]:
+        method = Laplace(structure="kfac", mode=mode, tangent_passes=passes)
+        return method.fit(task, [which], context(Evidence())).report.facts
+
+    plain, within, short = fit("network"), fit("auto"), fit("auto", passes=2)
+    assert plain["newton_decrement_nats"] > far(plain["effective_dimension"])
+    assert within["mode"] == "tangent" and "above" in within["mode_reason"]
+    assert within["evidence_nats"] == fit("tangent")["evidence_nats"]
+    assert short["mode"] == "network" and "v* was not reached" in short["mode_reason"]
+    assert short["evidence_nats"] == plain["evidence_nats"]
+    assert plain["mode_reason"] == "method.mode=network"
+    forced = Laplace(structure="kfac", mode="tangent", tangent_passes=2).fit(task, [network], context(Evidence()))
     assert any("tangent_passes" in note for note in forced.report.notes)
+
+
+def test_auto_takes_the_trained_weights_at_their_optimum() -> None:
+    """A linear model at its MAP, where the decrement is 0. Planted bug: v* whatever the decrement."""
+    exact = linear_gaussian()
+    precision = Fixed()
+
+    @dataclass(frozen=True)
+    class ByEvidence:
+        """Keeps the training prior, but as a rule that uses the evidence."""
+
+        needs_validation: ClassVar[bool] = False
+
+        def choose(self, problem: PrecisionProblem) -> Choice:
+            return precision.choose(problem)
+
+    facts = Laplace(structure="full").fit(exact.task, [exact.network], context(ByEvidence())).report.facts
+    assert facts["mode"] == "network" and "at most 1" in facts["mode_reason"] and "tangent_passes" not in facts
+
+
+@pytest.mark.parametrize("rule", [Fixed(), Grid(num=3)])
+def test_rules_without_the_evidence_search_no_optimum(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: v* searched for a precision that is given or chosen by validation."""
+    monkeypatch.setattr("bnn_runner.laplace.select.at_optimum", None)
+    task, network = normalised("batch")
+    task = replace(task, val=task.train)
+    facts = Laplace(structure="kfac").fit(task, [network], context(rule)).report.facts
+    assert facts["mode"] == "network" and "does not use the evidence" in facts["mode_reason"]
+    assert facts["scale_invariant"]
+
+
+def test_auto_takes_the_optimum_of_a_normalised_network_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its w* is no optimum of any log posterior. Planted bug: a search at w* that decides nothing."""
+    monkeypatch.setattr("bnn_runner.laplace.select.at_weights", None)
+    task, network = normalised("batch")
+    facts = Laplace(structure="full", tangent_passes=5000).fit(task, [network], context(Evidence())).report.facts
+    assert facts["mode"] == "tangent" and "scale-invariant" in facts["mode_reason"]
 
 
 # ------------------------------------------------------------------------------------- normalised networks

@@ -151,9 +151,9 @@ def test_a_short_budget_is_told_with_what_is_left(monkeypatch: pytest.MonkeyPatc
     task, network = wide("mlp", num_train=20)
     stages: list[tuple[str, int, int]] = []
 
-    def fit(mode: Any, passes: int) -> Any:
+    def fit(mode: Any, passes: int, rule: Any = None) -> Any:
         method = Laplace(structure="diag", mode=mode, tangent_passes=passes)
-        told = replace(context(Fixed()), progress=lambda *stage: stages.append(stage))
+        told = replace(context(rule or Fixed()), progress=lambda *stage: stages.append(stage))
         return method.fit(task, [network], told)
 
     short, long = fit("tangent", 3), fit("tangent", 3000)
@@ -163,7 +163,7 @@ def test_a_short_budget_is_told_with_what_is_left(monkeypatch: pytest.MonkeyPatc
         "short of its optimum it is a lower one"
     )
     assert any("v* was not reached" in note and "nats are left" in note for note in short.report.notes)
-    fallen = fit("auto", 3)
+    fallen = fit("auto", 3, Evidence())
     assert fallen.report.facts["mode"] == "network"
     assert any("v* was not reached" in note and "at w*" in note for note in fallen.report.notes)
     assert {(name, total) for name, _, total in stages} >= {("tangent optimum", 3), ("tangent optimum", 3000)}
