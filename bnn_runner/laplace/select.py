@@ -28,6 +28,8 @@ from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.runtime.console import Progress
 from bnn_runner.tasks import Task
 
+AUTO_PASSES = 200
+"""Passes over the data for v* that mode=auto spends at most, where method.tangent_passes is null."""
 FAR_NATS = 1.0
 """A selected noise that costs the trained network more than this gets a note."""
 
@@ -163,7 +165,7 @@ class _Modes:
         if mode == "network":
             return self._at_weights("method.mode=network")
         if mode == "tangent":
-            found = self._at_optimum("method.mode=tangent")
+            found = self._at_optimum("method.mode=tangent", self.passes)
             search = found.point.search
             lacking = search is not None and not search.reached
             return replace(found, notes=(search.note("the evidence is too low"),)) if search and lacking else found
@@ -178,7 +180,7 @@ class _Modes:
             reason = f"the Newton decrement at w*, {plain.decrement:.2g} nats, is {words} {limit:.2g}"
             if plain.decrement <= limit:
                 return replace(plain, reason=reason)
-        found = self._at_optimum(reason)
+        found = self._at_optimum(reason, self.passes or min(AUTO_PASSES, self.tangent.max_passes))
         if found.point.reached and not found.parts.notes:  # the only note is on a noise that does not fit w*
             return found
         plain = plain or self._at_weights("")
@@ -191,8 +193,8 @@ class _Modes:
     def _at_weights(self, reason: str) -> _Found:
         return self._found(at_weights(self.tangent, self.family, self.rule), reason)
 
-    def _at_optimum(self, reason: str) -> _Found:
-        return self._found(at_optimum(self.tangent, self.family, self.rule, self.tolerance, self.passes), reason)
+    def _at_optimum(self, reason: str, passes: int | None) -> _Found:
+        return self._found(at_optimum(self.tangent, self.family, self.rule, self.tolerance, passes), reason)
 
     def _found(self, point: EvidencePoint, reason: str) -> _Found:
         parts = _parts(self.family, point)

@@ -53,7 +53,8 @@ class Laplace:
         mode: where the evidence is taken: at w* (network), at the tangent model's own optimum v* (tangent), or at v*
             where that is needed and reached and else at w* (auto; see `laplace.select`).
         tangent_tolerance: relative gradient at which v* is reached.
-        tangent_passes: most passes over the data for v*; None is 2,000 where the Jacobians fit in memory, else 100.
+        tangent_passes: most passes over the data for v*; None is 2,000 where the Jacobians fit in memory, else 100, and
+            at most 200 in mode auto.
     """
 
     structure: Structure | Literal["auto"] = "auto"
