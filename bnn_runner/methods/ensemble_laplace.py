@@ -51,7 +51,7 @@ class EnsembleLaplace:
     weights: Literal["all", "last_layer"] = "all"
     hold: tuple[HeldKind, ...] = ()
     predict: Literal["draws", "network"] = "draws"
-    mode: Mode = "auto"
+    mode: Mode = "network"
     tangent_tolerance: float = 1e-7
     tangent_passes: int | None = None
     finite: ClassVar[bool] = False

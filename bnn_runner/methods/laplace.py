@@ -51,7 +51,8 @@ class Laplace:
             mistakes the logits' common shift, on which data have no influence, for uncertainty, so that its
             probabilities are too even); bridge (classes); network (draws of the network itself, for comparison).
         mode: where the evidence is taken: at w* (network), at the tangent model's own optimum v* (tangent), or at v*
-            where that is needed and reached and else at w* (auto; see `laplace.select`).
+            where that is needed and reached and else at w* (auto, the default on the command line; see
+            `laplace.select`).
         tangent_tolerance: relative gradient at which v* is reached.
         tangent_passes: most passes over the data for v*; None is 2,000 where the Jacobians fit in memory, else 100, and
             at most 200 in mode auto.
@@ -66,7 +67,7 @@ class Laplace:
     weights: Literal["all", "last_layer"] = "all"
     hold: tuple[HeldKind, ...] = ()
     predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
-    mode: Mode = "auto"
+    mode: Mode = "network"
     tangent_tolerance: float = 1e-7
     tangent_passes: int | None = None
     finite: ClassVar[bool] = False

@@ -65,7 +65,7 @@ class LaplaceSampled:
     fisher_samples: int = 1
     weights: Literal["all", "last_layer"] = "all"
     hold: tuple[HeldKind, ...] = ()
-    mode: Mode = "auto"
+    mode: Mode = "network"
     tangent_tolerance: float = 1e-7
     tangent_passes: int | None = None
     solver: Literal["auto", "dual", "cg", "sgd"] = "auto"

@@ -45,7 +45,7 @@ class LaplaceSubnetwork:
     curvature: OutputCurvatureKind = "ggn"
     fisher_samples: int = 1
     predict: Literal["draws", "closed_form", "bridge", "network"] = "draws"
-    mode: Mode = "auto"
+    mode: Mode = "network"
     tangent_tolerance: float = 1e-7
     tangent_passes: int | None = None
     finite: ClassVar[bool] = False

@@ -269,11 +269,11 @@ def test_effective_dimensions_are_the_traces_of_the_groups(word: str, monkeypatc
 def test_a_fixed_point_that_runs_away_says_so_and_is_held() -> None:
     task, network = small("regression")
     zero = replace(network, parameters={n: torch.zeros_like(p) for n, p in network.parameters.items()})
-    posterior = Laplace(structure="kfac", mode="network").fit(task, [zero], context(FixedPoint()))
+    posterior = Laplace(structure="kfac").fit(task, [zero], context(FixedPoint()))
     assert posterior.report.facts["hyper_status"] == "at bound"
     assert posterior.report.facts["prior_precision"] == pytest.approx(0.7)
     some = replace(network, parameters=network.parameters | {"hidden.1.weight": torch.zeros(4, 5, dtype=torch.float64)})
-    posterior = Laplace(structure="kfac", mode="network").fit(task, [some], context(FixedPoint(family="layerwise")))
+    posterior = Laplace(structure="kfac").fit(task, [some], context(FixedPoint(family="layerwise")))
     assert 1e3 < posterior.report.facts["prior_precisions"]["hidden.1.weight"] < 1e6
     assert any("hidden.1.weight" in note for note in posterior.report.notes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -26,6 +27,11 @@ from bnn_runner.rng import generator
 from bnn_runner.tasks import Task
 from tests.laplace.test_identities import dense_jacobian, linear_gaussian, small
 from tests.problems import context, make_network, make_task
+
+
+METHOD_FILES = {
+    p.stem: p.read_text(encoding="utf-8") for p in (Path(__file__).parents[2] / "conf" / "method").glob("laplace*.yaml")
+}
 
 
 def precisions_of(network: Network) -> Tensor:
@@ -152,6 +158,12 @@ def test_auto_says_which_mode_it_took_and_why() -> None:
     assert any("tangent_passes" in note for note in forced.report.notes)
 
 
+def test_auto_is_the_default_on_the_command_line() -> None:
+    """Planted bug: a method whose file was left at w*."""
+    modes = {name: text for name, text in METHOD_FILES.items() if "mode:" in text}
+    assert len(modes) >= 3 and all("\nmode: auto  #" in text for text in modes.values())
+
+
 def test_auto_takes_the_trained_weights_at_their_optimum() -> None:
     """A linear model at its MAP, where the decrement is 0. Planted bug: v* whatever the decrement."""
     exact = linear_gaussian()
@@ -166,7 +178,7 @@ def test_auto_takes_the_trained_weights_at_their_optimum() -> None:
         def choose(self, problem: PrecisionProblem) -> Choice:
             return precision.choose(problem)
 
-    facts = Laplace(structure="full").fit(exact.task, [exact.network], context(ByEvidence())).report.facts
+    facts = Laplace(structure="full", mode="auto").fit(exact.task, [exact.network], context(ByEvidence())).report.facts
     assert facts["mode"] == "network" and "at most 1" in facts["mode_reason"] and "tangent_passes" not in facts
 
 
@@ -176,7 +188,7 @@ def test_rules_without_the_evidence_search_no_optimum(rule: Any, monkeypatch: py
     monkeypatch.setattr("bnn_runner.laplace.select.at_optimum", None)
     task, network = normalised("batch")
     task = replace(task, val=task.train)
-    facts = Laplace(structure="kfac").fit(task, [network], context(rule)).report.facts
+    facts = Laplace(structure="kfac", mode="auto").fit(task, [network], context(rule)).report.facts
     assert facts["mode"] == "network" and "does not use the evidence" in facts["mode_reason"]
     assert facts["scale_invariant"]
 
@@ -185,7 +197,8 @@ def test_auto_takes_the_optimum_of_a_normalised_network_at_once(monkeypatch: pyt
     """Its w* is no optimum of any log posterior. Planted bug: a search at w* that decides nothing."""
     monkeypatch.setattr("bnn_runner.laplace.select.at_weights", None)
     task, network = normalised("batch")
-    facts = Laplace(structure="full", tangent_passes=5000).fit(task, [network], context(Evidence())).report.facts
+    method = Laplace(structure="full", mode="auto", tangent_passes=5000)
+    facts = method.fit(task, [network], context(Evidence())).report.facts
     assert facts["mode"] == "tangent" and "scale-invariant" in facts["mode_reason"]
 
 
