@@ -28,7 +28,6 @@ from bnn_runner.tasks import Task
 from tests.laplace.test_identities import dense_jacobian, linear_gaussian, small
 from tests.problems import context, make_network, make_task
 
-
 METHOD_FILES = {
     p.stem: p.read_text(encoding="utf-8") for p in (Path(__file__).parents[2] / "conf" / "method").glob("laplace*.yaml")
 }
