@@ -52,7 +52,7 @@ NEVER = (
 """Fields that change no result.
 
 `threads` is not one of them: results are bit-identical only for equal numbers of threads, so it counts if it is set.
-`model.weights` holds paths; the content of the files enters through `model.weights_digest`, which is added when they
+`model.weights` and `model.weights_entry` say where weights are; their content enters through `model.weights_digest`, which is added when they
 are read.
 """
 

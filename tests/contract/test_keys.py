@@ -87,7 +87,9 @@ def test_every_setting_stands_on_exactly_one_list(group: str, name: str) -> None
         ]
         assert listed, f"{key} is on no list of bnn_runner.config.keys"
         assert keys.list_of(key) in listed
-        assert len(listed) == 1 or key in ("data.test_size", "model.weights"), f"{key} is on {listed}"
+        assert len(listed) == 1 or key in ("data.test_size", "model.weights", "model.weights_entry"), (
+            f"{key} is on {listed}"
+        )
     assert {
         "data.val_fraction",
         "model._target_",
