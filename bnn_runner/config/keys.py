@@ -52,8 +52,8 @@ NEVER = (
 """Fields that change no result.
 
 `threads` is not one of them: results are bit-identical only for equal numbers of threads, so it counts if it is set.
-`model.weights` and `model.weights_entry` say where weights are; their content enters through `model.weights_digest`, which is added when they
-are read.
+`model.weights` and `model.weights_entry` say where weights are; their content enters through `model.weights_digest`,
+which is added when they are read.
 """
 
 LISTS = {"training": TRAINING, "posterior": POSTERIOR, "evaluation": EVALUATION, "never": NEVER}
