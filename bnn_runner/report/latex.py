@@ -118,10 +118,12 @@ def _blocks(labels: float, numbers: Sequence[float]) -> list[list[int]]:
             used = labels
         blocks[-1].append(j)
         used += width
+    if len(blocks) == 1:
+        return blocks
     size = -(-len(numbers) // len(blocks))
     even = [list(range(k, min(k + size, len(numbers)))) for k in range(0, len(numbers), size)]
     fits = all(labels + sum(numbers[j] for j in block) <= TEXT_WIDTH for block in even)
-    return even if len(even) == len(blocks) > 1 and fits else blocks
+    return even if len(even) == len(blocks) and fits else blocks
 
 
 def _tabular(grid: Grid, words: Sequence[int], heads: Sequence[WrittenHead], block: Sequence[int]) -> list[str]:
