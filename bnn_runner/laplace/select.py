@@ -106,19 +106,14 @@ def select_precisions(
         "scale_invariant": list(invariant.names),
         "effective_dimension": found.dimension,
         **parts.facts,
+        "selected_by": "validation" if rule.needs_validation else "evidence" if uses_evidence(rule) else "given",
         "hyper_status": point.choice.status,
         **point.choice.facts,
         **({} if point.search is None else point.search.facts),
     }
-    notes = (
-        *basis.notes,
-        *invariant.notes,
-        *point.choice.notes,
-        *found.notes,
-        *parts.notes,
-        *decrement_notes(found.decrement, point.mode),
-        *below,
-    )
+    notes = (*basis.notes, *invariant.notes, *point.choice.notes, *found.notes, *parts.notes)
+    if not rule.needs_validation:  # of a precision selected by predictions, nobody asked for the evidence
+        notes = (*notes, *decrement_notes(found.decrement, point.mode), *below)
     return Selection(
         point,
         point.choice.precisions,

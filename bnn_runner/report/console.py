@@ -44,7 +44,7 @@ def score_table(scores: Sequence[AnyScore], width: int | None = None) -> str:
     """Scores as aligned text, by topic: metric, value ± standard error over points or blocks, n, remarks.
 
     `width` is in characters; None uses that of the terminal. Of many block sizes three are shown; the remark of a joint
-    score shows how it converges with the number of draws. metrics.csv has everything. Long remarks are wrapped.
+    score that has not converged shows how it changes with the number of draws. metrics.csv has everything. Long remarks are wrapped.
     """
     width = width or shutil.get_terminal_size((100, 24)).columns
     rows = _lines(_shown(scores), scores)
@@ -120,11 +120,11 @@ def _remark(score: AnyScore, companions: Sequence[AnyScore]) -> str:
     own = [s for s in companions if (s.split, s.tau, s.kappa) == (score.split, score.tau, score.kappa)]
     fewer = [s for s in own if s.metric == score.metric + AT_DRAWS and s.draws != score.draws]
     effective = [s for s in own if s.metric == score.metric + EFFECTIVE_DRAWS]
-    if fewer:
+    if fewer and score.status != "ok":  # what has converged needs no remark
         fewer.sort(key=lambda s: s.draws or 0)
         steps = zip(("S/4", "S/2"), fewer, strict=False) if len(fewer) == 2 else [(f"S={s.draws}", s) for s in fewer]
         words.append(", ".join(f"{label} {s.value:.4g}" for label, s in steps))
-        words += [f"{s.value:.3g} effective" for s in effective]
+        words += [f"{s.value:.3g} effective draws" for s in effective]
         words += [score.note] if score.status == "not finite" else []
     elif score.status == "ok" and not math.isfinite(score.value):
         words += [score.note or "not finite"]
@@ -137,9 +137,16 @@ def _remark(score: AnyScore, companions: Sequence[AnyScore]) -> str:
     if score.metric in _WITH_CENTRE and score.split == "test":
         alone = [s for s in own if s.metric == CENTRE + score.metric]
         apart = [s for s in own if s.metric == score.metric + MINUS_CENTRE]
-        pairs = zip(alone, apart, strict=False)
-        words += [f"centre {number(c.value)} (difference {number(d.value, d.standard_error)})" for c, d in pairs]
+        words += [_with_centre(score, *pair) for pair in zip(alone, apart, strict=False)]
     return "; ".join(words)
+
+
+def _with_centre(score: AnyScore, centre: AnyScore, apart: AnyScore) -> str:
+    """The centre's score and the paired difference, unless that is a hundredth of the score's own standard error."""
+    own = score.standard_error or 0.0
+    if abs(apart.value) <= own / 100 and (apart.standard_error or 0.0) <= own / 100:
+        return "the same as its centre"
+    return f"centre {number(centre.value)}, difference {number(apart.value, apart.standard_error)}"
 
 
 def _column(score: AnyScore) -> Column:

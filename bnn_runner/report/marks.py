@@ -60,12 +60,16 @@ KINDS: tuple[Kind, ...] = (
         "large_decrement",
         f"The weights are more than {FAR_NATS:g} nat (Newton decrement) from the optimum that the evidence assumes; "
         "method.mode=tangent takes the evidence at an optimum.",
-        lambda facts: facts.get("mode", "network") == "network" and _above(facts, "newton_decrement_nats", FAR_NATS),
+        lambda facts: (
+            _about_the_evidence(facts)
+            and facts.get("mode", "network") == "network"
+            and _above(facts, "newton_decrement_nats", FAR_NATS)
+        ),
     ),
     Kind(
         "evidence_below_constant",
         "The evidence is below that of a constant predictor.",
-        lambda facts: bool(facts.get("evidence_below_constant")),
+        lambda facts: _about_the_evidence(facts) and bool(facts.get("evidence_below_constant")),
     ),
     Kind(
         "precision_at_bound",
@@ -115,6 +119,11 @@ def footnotes(rows: Sequence[tuple[str, Counter[str], int]], letter: Mapping[str
         partly = f" In some seeds only: {'; '.join(some)}." if some else ""
         lines.append(f"[{letter[kind.name]}] {kind.text}{partly}")
     return lines
+
+
+def _about_the_evidence(facts: Facts) -> bool:
+    """Not where validation data selected the precision: the row is then about its predictions."""
+    return facts.get("selected_by") != "validation"
 
 
 def _above(facts: Facts, name: str, limit: float, below: bool = False) -> bool:

@@ -105,13 +105,19 @@ def show_scores(cell_run: CellRun, session: Session, earlier: bool = False) -> N
 
 
 def evidence_line(report: dict[str, Any]) -> str:
-    """Describes the log evidence of a finished run: which weights, the selected hyperparameters, the rule's status."""
+    """Describes the posterior of a finished run: which weights, the selected hyperparameters, the log evidence.
+
+    Where validation data selected the precision, the evidence at it says little and stays in cell.json.
+    """
     precision = report.get("prior_precision")
     unit = " x diag(H)/N" if report.get("hyper_family") == "g" else ""
     selected = f", prior precision {precision:.4g}{unit}" if precision is not None else ""
     if report.get("noise") == "evidence":
         selected += ", noise " + ", ".join(f"{sigma:.4g}" for sigma in report["noise_sigma"][:3])
     value, basis = report["evidence_nats"], report.get("evidence_over", "all weights")
+    if report.get("selected_by") == "validation":
+        status = report.get("hyper_status")
+        return f"posterior over {basis} ({report.get('structure')}{selected}, selected on validation data: {status})"
     details = f"{report.get('structure')}{selected}, hyper {report.get('hyper_status')}"
     if report.get("evidence_below_constant"):
         details += f"; below a constant predictor's {report['constant_loglik_nats']:.2f}"

@@ -21,18 +21,31 @@ def test_groups_values_and_remarks():
         ScoreRow("ece", math.nan, n=100),
         ScoreRow("brier", math.nan, status="n/a", note="no probabilities"),
     ]
-    text = score_table(scores, width=120)
+    text = score_table(scores, width=140)
     order = ["fit", "marginal_loglik", "joint log-likelihood", "calibration", "ece", "out of distribution", "ood_auroc"]
     places = [text.index(word) for word in order]
     assert places == sorted(places)
     assert "-0.500 ± 0.010" in text
-    assert "not converged; S/4 -7, S/2 -6; 3.2 effective; exact -4.9" in text
+    assert "not converged; S/4 -7, S/2 -6; 3.2 effective draws; exact -4.9" in text
     assert "NaN" in text
     assert "not finite" in text
     assert "n/a" in text
     assert "no probabilities" in text
     assert "at_draws" not in text
     assert "_exact" not in text
+
+
+def test_a_converged_score_has_no_remark_and_a_centre_only_where_it_differs():
+    """Planted bugs: five lines of remarks under a score that is in order; a difference of 1e-9 as news."""
+    joint = [ScoreRow("joint_loglik", -5.0, 0.1, n=10, tau=10, draws=40, **NATS)]
+    joint += [ScoreRow("joint_loglik_at_draws", -5.0, 0.1, n=10, tau=10, draws=s, **NATS) for s in (10, 20, 40)]
+    joint += [ScoreRow("joint_loglik_effective_draws", 3.2, 0.1, n=10, tau=10, draws=40)]
+    assert next(x for x in score_table(joint).splitlines() if "joint_loglik" in x).endswith("10")
+    own = ScoreRow("marginal_loglik", -0.5, 0.02, n=100, better="higher", unit="nats per point")
+    centre = ScoreRow("centre_marginal_loglik", -0.6, 0.02, n=100, better="higher", unit="nats per point")
+    for apart, remark in ((0.1, "centre -0.6000, difference 0.100 ± 0.010"), (1e-6, "the same as its centre")):
+        row = ScoreRow("marginal_loglik_minus_centre", apart, apart / 10, n=100, unit="nats per point")
+        assert remark in score_table([own, centre, row], width=200)
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

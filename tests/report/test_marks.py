@@ -58,6 +58,8 @@ def test_every_kind_is_decided_by_facts():
     for name, facts in FACTS.items():
         assert marks.kinds_of(facts) == (name,)
     assert marks.kinds_of(GOOD | {"hyper_status": "converged", "worse_than_centre": False}) == ()
+    for name in ("large_decrement", "evidence_below_constant"):  # nobody looks at the evidence there
+        assert marks.kinds_of(FACTS[name] | {"selected_by": "validation"}) == ()
     assert marks.kinds_of({"rhat": None, "newton_decrement_nats": None}) == ()
     from bnn_runner.laplace import newton_decrement
     from bnn_runner.mcmc import summary

@@ -11,3 +11,7 @@ def test_the_evidence_line_tells_the_prior_and_a_noise_that_was_chosen():
     more = {"hyper_family": "g", "noise": "evidence", "noise_sigma": [0.5, 0.25]}
     assert "prior precision 0.31 x diag(H)/N, noise 0.5, 0.25, hyper" in evidence_line(report | more)
     assert "prior precision" not in evidence_line(report | {"prior_precision": None})
+    validated = report | {"selected_by": "validation", "evidence_nats": -9.8e7}
+    assert evidence_line(validated) == (
+        "posterior over all weights (full, prior precision 0.31, selected on validation data: converged)"
+    )
