@@ -44,7 +44,8 @@ def score_table(scores: Sequence[AnyScore], width: int | None = None) -> str:
     """Scores as aligned text, by topic: metric, value ± standard error over points or blocks, n, remarks.
 
     `width` is in characters; None uses that of the terminal. Of many block sizes three are shown; the remark of a joint
-    score that has not converged shows how it changes with the number of draws. metrics.csv has everything. Long remarks are wrapped.
+    score that has not converged shows how it changes with the number of draws. metrics.csv has everything. Long remarks
+    are wrapped.
     """
     width = width or shutil.get_terminal_size((100, 24)).columns
     rows = _lines(_shown(scores), scores)
