@@ -6,9 +6,10 @@
 
 Writes outputs/results/data_sets.csv and .md after each data set. Finished runs are kept in --folder
 (outputs/data_sets), so the same command resumes after an interruption. Large data sets are reduced as their YAML file
-says (`recommended.small`). The trivial predictor is a normal distribution with the training targets' mean and standard
-deviation, or the class frequencies of the training part (plus one point per class). Exit code 1 if a run failed; data
-sets with missing files are listed as not available.
+says (`recommended.small`). On classes the table also compares the posterior with its own network (the centre) at the
+same test points, by the marginal and the dyadic log-likelihood (kappa = 2). The trivial predictor is a normal
+distribution with the training targets' mean and standard deviation, or the class frequencies of the training part (plus
+one point per class). Exit code 1 if a run failed; data sets with missing files are listed as not available.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import csv
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,18 @@ COLUMNS = (
     "reduced to",
     "score",
     *(f"{name} {what}" for name in ("trivial", *METHODS) for what in ("score", "marginal")),
+    "precision",
+    "validation: marginal - network",
+    "marginal - network",
+    "network dyadic",
+    "dyadic - network",
     *(f"{name} seconds" for name in METHODS),
     "status",
 )
+SMALL_NATS = 1e-3
+"""Differences of a marginal below this are those of a posterior that is almost the network itself."""
+NEARLY_THE_NETWORK = 1e5
+"""A precision from which on the posterior is almost the network itself."""
 NOT_HERE = ("missing", "needs a file of yours", "needs a folder of yours")
 
 
@@ -71,7 +82,8 @@ def row_of(name: str, catalogue: Catalogue, folder: str) -> dict[str, str]:
     """One row: the data set and the scores of both methods, or the reason why there are none."""
     small = (catalogue.load("data", name).get("recommended") or {}).get("small") or {}
     words = [f"data={name}", *(f"{key}={to_text(value)}" for key, value in small.items())]
-    words += [f"output_dir={folder}", "figures=false", "metric=[marginal,rmse,accuracy]", "time_limit=null"]
+    words += [f"output_dir={folder}", "figures=false", "time_limit=null"]
+    words += ["metric=[marginal,rmse,accuracy,dyadic]", "metric.dyadic.kappas=[2]"]
     row = dict.fromkeys(COLUMNS, "") | {"data": name}
     row["reduced to"] = ", ".join(f"{k.partition('.')[2]} {to_text(v)}" for k, v in small.items())
     place = ""
@@ -81,7 +93,9 @@ def row_of(name: str, catalogue: Catalogue, folder: str) -> dict[str, str]:
         task = experiment.data.load(experiment.settings.data_path, experiment.settings.seed)
         row |= facts(task) | {"model": str(experiment.choices["model"])} | trivial(task)
         for method in METHODS:
-            row |= scored(method, bnn_runner.run([*words, f"method={method}"], quiet=True))
+            run = bnn_runner.run([*words, f"method={method}"], quiet=True)
+            row |= scored(method, run)
+        row |= compared(run) if task.spec.kind == "classification" else {}
         row["status"] = "ok"
     except (UserError, RunFailed) as error:
         reason = str(error).replace(place, "<data_dir>") if place else str(error)
@@ -131,6 +145,62 @@ def scored(method: str, run: Any) -> dict[str, str]:
     }
 
 
+def compared(run: Any) -> dict[str, str]:
+    """The posterior and its own network at the same test points, with paired standard errors."""
+    test, val = (run.scores[run.scores["split"] == split].set_index("metric") for split in ("test", "val"))
+
+    def shown(table: Any, name: str) -> str:
+        return f"{table['value'][name]:+.3g} ± {table['standard_error'][name]:.2g}"
+
+    precision = run.facts["report"].get("prior_precision")
+    return {
+        "precision": "several" if precision is None else number(precision),
+        "validation: marginal - network": shown(val, "marginal_loglik_minus_centre"),
+        "marginal - network": shown(test, "marginal_loglik_minus_centre"),
+        "network dyadic": number(test["value"]["centre_dyadic_loglik"]),
+        "dyadic - network": shown(test, "dyadic_loglik_minus_centre"),
+    }
+
+
+def summary(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Lines about the rows of classes: on how many Laplace keeps the marginal, and on how many it gains jointly."""
+    found = {n: r for n, r in rows.items() if r.get("marginal - network")}
+    kept, above, misses = 0, 0, []
+    for name, row in found.items():
+        marginal, error = map(float, row["marginal - network"].split(" ± "))
+        dyadic = float(row["dyadic - network"].split(" ± ")[0])
+        keeps, gains = marginal >= min(-2 * error, -SMALL_NATS), dyadic > 0
+        kept, above = kept + keeps, above + gains
+        if not (keeps and gains):
+            misses.append(
+                f"- {name}: marginal {row['marginal - network']}, dyadic {row['dyadic - network']}; {why(row)}"
+            )
+    if not found:
+        return []
+    return [
+        "",
+        f"Laplace and its own network on {len(found)} classification rows, at the same test points: the marginal is "
+        f"not below the network's by more than two standard errors and {SMALL_NATS:g} nats on {kept}; the dyadic score "
+        f"is above the network's on {above}." + (" The others:" if misses else ""),
+        *([""] if misses else []),
+        *misses,
+    ]
+
+
+def why(row: Mapping[str, str]) -> str:
+    """What was measured about a row on which Laplace is worse than its network."""
+    precision = row["precision"]
+    words = [
+        f"the validation part selected the precision {precision}, where its marginal differs from the network's by "
+        f"{row['validation: marginal - network']}"
+    ]
+    if precision != "several" and float(precision) >= NEARLY_THE_NETWORK:
+        words.append("the posterior is almost the network there")
+    if float(row["map score"]) == 1.0:
+        words.append("every test point is classified correctly, so that no point can gain by uncertainty")
+    return "; ".join(words)
+
+
 def number(value: float) -> str:
     return f"{value:.4g}"
 
@@ -152,7 +222,7 @@ def write_rows(rows: dict[str, dict[str, str]]) -> None:
         writer.writerows(rows.values())
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(row.get(c, "") for c in COLUMNS) + " |" for row in rows.values()]
-    (RESULTS / "data_sets.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (RESULTS / "data_sets.md").write_text("\n".join([*lines, *summary(rows)]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
