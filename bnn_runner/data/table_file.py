@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -74,9 +75,13 @@ class TextTable:
         header = self.header or ("",) * self.width
         return tuple(name or f"column {i}" for i, name in enumerate(header, 1))
 
-    def column(self, index: int) -> list[str]:
+    @cached_property
+    def _columns(self) -> list[tuple[str, ...]]:
+        return list(zip(*self.rows, strict=True))
+
+    def column(self, index: int) -> tuple[str, ...]:
         """The cells of one column."""
-        return [row[index] for row in self.rows]
+        return self._columns[index]
 
     def number(self, cell: str) -> float | None:
         """The number in a cell; NaN for a missing one, None for text."""
@@ -106,7 +111,9 @@ class TextTable:
         numbers = replace(self.numbers, decimal=marks[0], thousands=marks[1])
         advice = " (data.decimal=... and data.thousands=... set others)" if marks[2] else ""
         notes = [f"{', '.join(marks[2])}{advice}"] if marks[2] else []
-        return replace(self, numbers=numbers, notes=(*self.notes, *notes))
+        table = replace(self, numbers=numbers, notes=(*self.notes, *notes))
+        table.__dict__["_columns"] = self._columns  # the cells are the same
+        return table
 
     def shown_first_row(self, columns: Sequence[int]) -> str:
         """The first row as it is read, for a note."""

@@ -155,8 +155,9 @@ def split_text(path: Path, lines: Sequence[str], separator: str) -> Rows:
             begin, end = end + 1, min(reader.line_num, len(lines))
             if end > begin:
                 _check_quotes(path, lines, begin, end, separator, len(row))
-            if any(cell.strip() for cell in row):
-                cells.append(tuple(cell.strip() for cell in row))
+            stripped = tuple([cell.strip() for cell in row])
+            if any(stripped):
+                cells.append(stripped)
                 numbers.append(begin)
     except csv.Error as error:
         raise UserError(
@@ -217,10 +218,11 @@ def skip_footnotes(rows: Rows, header: Sequence[str] | None) -> tuple[Rows, list
 
 def skip_units(rows: Rows) -> tuple[Rows, tuple[str, ...] | None]:
     """The rows without a first one that has texts where all others have numbers: units."""
-    if len(rows.cells) < 3 or len(rows.cells[0]) != rows.width:
+    width = rows.width
+    if len(rows.cells) < 3 or len(rows.cells[0]) != width:
         return rows, None
-    first, below = rows.cells[0], [row for row in rows.cells[1:SAMPLE] if len(row) == rows.width]
-    numeric = [i for i in range(rows.width) if below and _numeric_share([row[i] for row in below]) == 1]
+    first, below = rows.cells[0], [row for row in rows.cells[1:SAMPLE] if len(row) == width]
+    numeric = [i for i in range(width) if below and _numeric_share([row[i] for row in below]) == 1]
     texts = [i for i in numeric if first[i] and not looks_numeric(first[i]) and first[i].lower() not in MISSING]
     numbers = [i for i in numeric if looks_numeric(first[i])]
     if numbers or not texts or 2 * len(texts) < len(numeric) or len(numeric) < 2:

@@ -6,6 +6,7 @@ does not decide, it is refused with both readings.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _SPACES, _APOSTROPHES = " \u00a0\u202f\u2009", "'\u2019"
 _SIGN = "[+\\-\u2212]?"
 _CLASS = {",": ",", ".": r"\.", " ": f"[{_SPACES}]", "'": f"[{_APOSTROPHES}]"}
 _LIKE = re.compile(rf"{_SIGN}(?:\d[\d.,{_SPACES}{_APOSTROPHES}]*|[.,]\d+)(?:[eE][+-]?\d+)?")
+_MARKS = f",{_SPACES}{_APOSTROPHES}"
 _SPECIAL = re.compile(f"[,.{_SPACES}{_APOSTROPHES}]")
 _OTHER = {",": ".", ".": ","}
 
@@ -70,6 +72,24 @@ class NumberFormat:
         if not text or text in self.codes:
             return True
         return bool(self._numbers) and self.value(cell) != self.value(cell)
+
+    def missing_places(self, cells: Sequence[str]) -> list[int]:
+        """The indices of missing cells, which have no outer spaces."""
+        if self._numbers:
+            return [i for i, cell in enumerate(cells) if self.is_missing(cell)]
+        codes = self.codes
+        return [i for i, cell in enumerate(cells) if not cell or cell.lower() in codes]
+
+    def values(self, cells: Sequence[str]) -> list[float | None]:
+        """`value` of each cell."""
+        if self.decimal == "." and not self._numbers:  # most columns: numbers as Python writes them
+            try:
+                plain = list(map(float, cells))
+            except ValueError:
+                plain = []
+            if plain and all(map(math.isfinite, plain)) and "_" not in "".join(cells):
+                return list(plain)
+        return [self.value(cell) for cell in cells]
 
     def value(self, cell: str) -> float | None:
         """A finite number, NaN for a missing cell, None for any other text."""
@@ -151,7 +171,7 @@ def find_marks(
     Raises:
         UserError: two decimal marks, or a cell with two readings.
     """
-    seen = _evidence(columns, lines, none=thousands == "")
+    seen = _evidence(columns, lines, thousands == "", semicolons)
     if thousands in (",", "."):
         if decimal == thousands:
             raise UserError(f"data.decimal and data.thousands must differ; got {_NAMES[thousands]} for both.")
@@ -191,13 +211,18 @@ def _two_readings(where: str, cell: Cell, mark: str) -> str:
     )
 
 
-def _evidence(columns: Iterable[tuple[str, Sequence[str]]], lines: Sequence[int], none: bool) -> dict[str, Cell]:
+def _evidence(
+    columns: Iterable[tuple[str, Sequence[str]]], lines: Sequence[int], none: bool, semicolons: bool
+) -> dict[str, Cell]:
     """The first example of each kind of cell: "decimal ,", "thousands .", "either ," and so on.
 
     Only columns of which at least half of the cells look like numbers count. With `none`, no mark stands between
     thousands.
     """
     seen: dict[str, Cell] = {}
+    columns = list(columns)
+    if not semicolons and not any(set(_MARKS) & set("".join(cells)) for _, cells in columns):
+        return seen  # points alone: decimal marks
     for name, cells in columns:
         special = [(cell, line) for cell, line in zip(cells, lines, strict=True) if _SPECIAL.search(cell)]
         if not special or all(_PLAIN.fullmatch(cell) for cell, _ in special):

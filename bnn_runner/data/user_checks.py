@@ -54,15 +54,22 @@ def row_labels(table: TextTable, columns: Sequence[int]) -> Labels:
         if not name and not any(cells):
             reasons[i] = BLANK
             continue
-        if len(cells) < 3 or len(set(cells)) < len(cells):
+        named = name is not None and _names_rows(name)
+        if len(cells) < 3 or not (named or _grows(table, cells[:3])) or len(set(cells)) < len(cells):
             continue
-        values = [table.number(cell) for cell in cells]
+        values = table.numbers.values(cells)
         whole = all(value is not None and value == value and float(value).is_integer() for value in values)
         if whole and all(b - a == 1 for a, b in pairwise(values)):  # type: ignore[operator]
             reasons[i] = "counts the rows"
-        elif name is not None and _names_rows(name) and (whole or all(value is None for value in values)):
+        elif named and (whole or all(value is None for value in values)):
             reasons[i] = "a different value in every row"
     return Labels(reasons)
+
+
+def _grows(table: TextTable, cells: Sequence[str]) -> bool:
+    """Whether the first cells are numbers that grow by one: most columns need no closer look."""
+    values = [table.number(cell) for cell in cells]
+    return all(a is not None and b is not None and b - a == 1 for a, b in pairwise(values))
 
 
 def _names_rows(name: str) -> bool:

@@ -98,7 +98,7 @@ def place(names: Sequence[str], wanted: str | int | float, key: str, path: objec
 def read_column(table: TextTable, index: int, unread: Unread) -> Column | None:
     """One input column; None if it could not be read, which is added to `unread`."""
     name, cells = table.names[index], table.column(index)
-    values = [table.number(cell) for cell in cells]
+    values = table.numbers.values(cells)
     texts = [i for i, value in enumerate(values) if value is None]
     if not texts:
         if all(value != value for value in values):
@@ -155,14 +155,4 @@ def expand(values: Tensor, widths: Sequence[int], texts: Sequence[bool]) -> Tens
 
 def missing_cells(table: TextTable, columns: Sequence[int]) -> list[tuple[int, int]]:
     """(row, column) of every missing cell of `columns`, row by row."""
-    missing = table.numbers.is_missing
-    known: dict[str, bool] = {}
-    found = []
-    for r, row in enumerate(table.rows):
-        for c in columns:
-            cell = row[c]
-            if cell not in known:
-                known[cell] = missing(cell)
-            if known[cell]:
-                found.append((r, c))
-    return found
+    return sorted((r, c) for c in columns for r in table.numbers.missing_places(table.column(c)))

@@ -292,7 +292,7 @@ class OwnTable:
     def _targets(self, table: TextTable, targets: list[int]) -> tuple[Kind, Tensor, tuple[str, ...], list[str]]:
         """Kind, targets [N, K] or labels [N], class names, and notes. Raises `UserError` for invalid cells."""
         names = table.names
-        cells = [[table.number(row[i]) for i in targets] for row in table.rows]
+        cells = list(zip(*(table.numbers.values(table.column(i)) for i in targets), strict=True))
         texts = [(r, k) for r, row in enumerate(cells) for k, value in enumerate(row) if value is None]
         if len(targets) > 1 and self.task == "classification":
             raise UserError("data.task=classification requires a single target. Name one column in data.target.")
