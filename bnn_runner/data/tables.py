@@ -74,6 +74,7 @@ def table_task(
     feature_names: tuple[str, ...] = (),
     target_names: tuple[str, ...] = (),
     input_names: tuple[str, ...] = (),
+    known_constant: tuple[str, ...] = (),
 ) -> Task:
     """A task whose rows are `inputs` [N, D] with `targets` [N, K] (regression) or [N] (classes), original units.
 
@@ -92,6 +93,7 @@ def table_task(
         feature_names: of the columns of new points.
         target_names: of regression targets.
         input_names: of the D inputs, for notes, if they are not the `feature_names`.
+        known_constant: features that `notes` lists as constant already.
 
     Raises:
         UserError: if the training targets are constant.
@@ -99,7 +101,9 @@ def table_task(
     if scaling is None:
         scaling = standardise(inputs[parts.train])
         names = input_names or feature_names or tuple(f"{d} (counted from 0)" for d in range(inputs.shape[1]))
-        notes += _constant_note([names[column] for column in scaling.constant], spec.name)
+        constant = [names[column] for column in scaling.constant]
+        known = [name for name in constant if any(name == k or name.startswith(f"{k}=") for k in known_constant)]
+        notes += _constant_note([name for name in constant if name not in known], spec.name)
     if spec.kind == "regression":
         target_scaling = standardise(targets[parts.train])
         if target_scaling.constant:

@@ -34,7 +34,7 @@ class Labels:
             for i in left[:_SHOWN]
         )
         keep = [table.names[i] for i in left if self.reasons[i] != BLANK]
-        how = f"; {typed_columns('data.keep', keep, table.names)} makes them inputs" if keep else ""
+        how = f", which {typed_columns('data.keep', keep, table.names)} makes them inputs" if keep else ""
         return f"left out: {shown}{how}"
 
 
@@ -77,10 +77,15 @@ def _names_rows(name: str) -> bool:
     return name == "" or _ID.fullmatch(name) is not None or _ID.fullmatch(name.lower()) is not None
 
 
+def is_constant(column: Column) -> bool:
+    """Whether a column has the same value in all rows."""
+    return bool((column.values == column.values[0]).all())
+
+
 def columns_to_check(table: TextTable, columns: Sequence[Column]) -> list[str]:
     """Constant columns, and values that look like codes of missing ones (-999, 9.97e36) or errors (1e200)."""
     found = []
-    constant = [c.name for c in columns if bool((c.values == c.values[0]).all())]
+    constant = [c.name for c in columns if is_constant(c)]
     if constant:
         found.append(f"constant: {_few(constant)}")
     odd: dict[str, list[tuple[float, int]]] = {}

@@ -25,7 +25,7 @@ from bnn_runner.data.table_file import TableFormat, TextTable, read_table
 from bnn_runner.data.table_numbers import mark_of
 from bnn_runner.data.tables import Scaling, table_task
 from bnn_runner.data.typed import typed
-from bnn_runner.data.user_checks import columns_to_check, row_labels
+from bnn_runner.data.user_checks import columns_to_check, is_constant, row_labels
 from bnn_runner.data.user_columns import Column, Unread, codes_in, expand, missing_cells, place, read_column
 from bnn_runner.data.user_splits import (
     NEED_PATH,
@@ -175,6 +175,7 @@ class OwnTable:
             feature_names=tuple(c.name for c in read.columns),
             target_names=read.target_names,
             input_names=names,
+            known_constant=tuple(c.name for c in read.columns if is_constant(c)),
         )
         assert isinstance(task.encode, Scaling)
         task = replace(
@@ -195,7 +196,7 @@ class OwnTable:
                 f"Could not read data.path={self.path}: {error.strerror}. Give the file of a table."
             ) from None
         table = _table(self.path, stat.st_mtime_ns, stat.st_size, self._format)
-        targets, inputs, ids, notes = self._select_columns(table)
+        targets, inputs, ids, left_out, notes = self._select_columns(table)
         table = table.with_marks([*targets, *inputs], self._format)
         notes.insert(0, _as_read(table, [*inputs, *targets]))
         table, dropped = self._without_missing(table, inputs, targets)
@@ -206,7 +207,7 @@ class OwnTable:
         columns = [column for index in inputs if (column := read_column(table, index, unread)) is not None]
         all_names = table.names
         unread.raise_any(table, [all_names[place(all_names, n, "data.drop", self.path)] for n in self.drop])
-        if odd := columns_to_check(table, columns):
+        if odd := [*filter(None, [left_out]), *columns_to_check(table, columns)]:
             notes.append(f"check these columns: {'; '.join(odd)}")
         notes += [
             f"column {c.name} is text: one input for each of {', '.join(c.categories)} "
@@ -221,9 +222,10 @@ class OwnTable:
         )
         return _Read(kind, tuple(columns), stacked, values, target_names, names, tuple(filter(None, notes)), reading)
 
-    def _select_columns(self, table: TextTable) -> tuple[list[int], list[int], list[int], list[str]]:
-        """Indices of targets, of inputs and of columns that name the rows, and notes on automatic choices."""
+    def _select_columns(self, table: TextTable) -> tuple[list[int], list[int], list[int], str, list[str]]:
+        """Indices of targets, of inputs and of columns that name the rows; what is left out; notes on other choices."""
         names, notes = table.names, []
+        left_out = ""
         labels = row_labels(table, range(len(names)))
         wanted = self.target if isinstance(self.target, (list, tuple)) else [self.target]
         if self.target is None:
@@ -245,14 +247,14 @@ class OwnTable:
             if not inputs and (counts := [i for i in others if labels.reasons[i] == "counts the rows"]):
                 inputs = counts[:1]
                 notes.append(f"input: {names[inputs[0]]}, although it counts the rows, as there is no other column")
-            notes.append(labels.note(table, [*targets, *inputs, *dropped]))
+            left_out = labels.note(table, [*targets, *inputs, *dropped])
         inputs = [i for i in dict.fromkeys(inputs) if i not in dropped]
         if not inputs or not targets:
             raise UserError(
                 f"{self.path} must have {'an input' if targets else 'a target'} left. See data.columns and data.drop."
             )
         ids = [i for i in labels.reasons if i not in inputs and i not in targets and any(table.column(i))]
-        return list(dict.fromkeys(targets)), inputs, ids, notes
+        return list(dict.fromkeys(targets)), inputs, ids, left_out, notes
 
     def _without_missing(self, table: TextTable, inputs: list[int], targets: list[int]) -> tuple[TextTable, list[str]]:
         """The table without the rows that `missing` drops. Raises `UserError` for missing=error."""

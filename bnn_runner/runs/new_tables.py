@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ def points_of_table(path: Path, task: Task) -> NewPoints:
     extra = [names[i] for i in others if names[i] not in ids and table.header is not None and table.header[i]]
     if extra:
         notes.append(f"ignored columns: {few(extra)} (the inputs are {few(task.feature_names)})")
-    notes.insert(0, f"{path.name}: {'; '.join(table.notes)}; {table.shown_first_row(positions)}")
+    guesses = re.sub(r" \(data\.[^)]*\)", "", "; ".join(table.notes))  # settings of bnn-run
+    notes.insert(0, f"{path.name}: {guesses}; {table.shown_first_row(positions)}")
     columns = {name: table.column(i) for name, i in zip(inputs, positions, strict=True)}
     return _points(columns, task, str(path), [f"{table.word} {line}" for line in table.lines], table.number, notes, ids)
 

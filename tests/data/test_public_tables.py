@@ -382,8 +382,8 @@ TAKEN = {
     "all in one note": Case(
         table("id,a,b,c,y", rows(COUNT1, SENTINEL, FILL, "1", Y)),
         [
-            "left out: id",
-            "check these columns: constant: c; far from all other values: a has -999 in 12 rows; b has 9.9",
+            "check these columns: left out: id (counts the rows), which 'data.keep=[id]' "
+            "makes them inputs; constant: c; far from all other values: a has -999 in 12 rows; b has 9.9",
         ],
         ("a", "b", "c"),
     ),

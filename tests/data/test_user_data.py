@@ -81,7 +81,7 @@ TAKEN = {
     ),
     "texts, dropped": ((plain(colour=["red"] * N), {}), {"drop": ("colour",)}, "regression", 2, 1, "price"),
     "dates, dropped": ((plain(day=["2020-01-02"] * N), {}), {"drop": ("day",)}, "regression", 2, 1, "price"),
-    "constant column": ((plain(c=[0.1] * N), {}), {}, "regression", 3, 1, "column c of csv is constant"),
+    "constant column": ((plain(c=[0.1] * N), {}), {}, "regression", 3, 1, "check these columns: constant: c"),
     "row numbers": (
         ({"": range(N), **plain()}, {}),
         {},
