@@ -108,14 +108,19 @@ def fitted(
     return made
 
 
-def test_logliks(problem: Problem, posterior: LinearisedLaplace) -> tuple[float, float]:
-    """Mean log densities of the test targets in their own units: among the data, and in the gap."""
+def densities(problem: Problem, posterior: LinearisedLaplace) -> Tensor:
+    """Log densities of the test targets in their own units, [N]."""
     task = problem.task
     assert isinstance(posterior.likelihood, Gaussian)
     moments, y = posterior.moments(task.test.inputs), task.test.targets
     assert y is not None
     noise = torch.diag((2 * posterior.likelihood.log_noise).exp())
-    values = gaussian_log_prob(y, moments.mean, moments.covariance + noise) - task.target_scale.log().sum()
+    return gaussian_log_prob(y, moments.mean, moments.covariance + noise) - task.target_scale.log().sum()
+
+
+def test_logliks(problem: Problem, posterior: LinearisedLaplace) -> tuple[float, float]:
+    """Mean log densities of the test targets: among the data, and in the gap."""
+    values = densities(problem, posterior)
     return float(values[~problem.in_gap].mean()), float(values[problem.in_gap].mean())
 
 
@@ -196,7 +201,7 @@ def curves(ax: Axes, curve: list[Row], choices: dict[Where, Row]) -> None:
     ax.set_ylim(min(choices["network"].evidence_at_w, top - 100) - 100, top + 20)
     ax.set_xlabel("prior precision")
     ax.set_ylabel("log evidence (nats)")
-    ax.legend(fontsize=7, frameon=False)
+    ax.legend(fontsize=7, loc="upper right")
     style.panel_title(ax, "log evidence by precision")
 
 
@@ -213,7 +218,7 @@ def logliks(ax: Axes, curve: list[Row], choices: dict[Where, Row]) -> None:
     ax.set_ylim(min(choices[w].gap_loglik for w in PLACES) - 1, max(best, *(r.test_loglik for r in curve)) + 0.2)
     ax.set_xlabel("prior precision")
     ax.set_ylabel("nats per point")
-    ax.legend(fontsize=7, frameon=False)
+    ax.legend(fontsize=7, loc="center left")
     style.panel_title(ax, "test log-likelihood by precision")
 
 
@@ -307,12 +312,12 @@ def without_middle(data: str, folder: Path) -> tuple[Path, float, float]:
     return path, low, high
 
 
-def trained(data: str, work: Path) -> Problem:
+def trained(data: str, work: Path, seed: int = 0) -> Problem:
     """The network of a run, in float64 on the CPU."""
     path, low, high = without_middle(data, work.resolve() / "arrays")
     words = ["data=arrays", f"data.path={path}", "model=mlp_batchnorm", "model.hidden=[50,50]", "method=map"]
     words += ["schedule=adam", "schedule.epochs=500", "schedule.batch_size=128", "schedule.lr=0.01"]
-    run = bnn_runner.run([*words, f"output_dir={work.resolve()}", "metric=[marginal]"])
+    run = bnn_runner.run([*words, f"seed={seed}", f"output_dir={work.resolve()}", "metric=[marginal]"])
     found = run.network
     assert isinstance(found.likelihood, Gaussian)
     network = replace(

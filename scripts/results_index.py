@@ -53,6 +53,11 @@ COSTS = (
 )
 OTHERS = (
     Group(
+        "evidence_at_optimum",
+        "Whether precisions selected at v* predict better than those selected at w*: ten networks, two data sets",
+        "scripts/evidence_at_optimum.py",
+    ),
+    Group(
         "laplace_defaults",
         "Rules for Laplace's prior precision on classes, and the choice of the default",
         "scripts/laplace_defaults.py",
