@@ -35,7 +35,7 @@ UCI = ("UCI regression, ", "UCI classification, ")
 # The README shows these lines of the default run's output, without the notes after the column n.
 NOTE = re.compile(r"(?<=\d)  S/4 .*")
 SHOWN = re.compile(
-    r"^(data|model)=|^log evidence|^  metric|^(fit|joint|calibration|out of)|^cell |bands\.png"
+    r"^(data|model)=|^log evidence|^centre alone|^  metric|^(fit|joint|calibration|out of)|^cell |bands\.png"
     r"|^  (marginal_loglik ↑|rmse|joint_loglik tau=10|dyadic_loglik kappa=2 |coverage_90|ood_auroc \(ood/gap)"
 )
 

@@ -35,7 +35,7 @@ _TITLES = {
 _SMALLEST_NOTE = 12
 _FEW_SIZES = 4
 _WITH_CENTRE = ("marginal_loglik", "accuracy")
-"""Scores whose remark has the centre's, and the difference from it."""
+"""Scores that are compared with those of the centre."""
 
 AnyScore: TypeAlias = "Score | ScoreRow"
 
@@ -61,6 +61,24 @@ def score_table(scores: Sequence[AnyScore], width: int | None = None) -> str:
             out += ["  " + _joined(line, widths, room) for line in rows[group]]
     out[0] = "  " + out[0]
     return "\n".join(line.rstrip() for text in out for line in text.split("\n"))
+
+
+def centre_line(scores: Sequence[AnyScore]) -> str:
+    """The centre's scores on the test set and the paired differences of the posterior from them; "" without a centre.
+
+    A difference within a hundredth of the score's own standard error is none.
+    """
+    parts = []
+    of = {s.metric: s for s in scores if s.split == "test" and s.tau is None and s.status == "ok"}
+    for metric in _WITH_CENTRE:
+        if not {metric, CENTRE + metric, metric + MINUS_CENTRE} <= of.keys():
+            continue
+        own, apart = of[metric].standard_error or 0.0, of[metric + MINUS_CENTRE]
+        none = max(abs(apart.value), apart.standard_error or 0.0) <= own / 100
+        sign = "" if apart.value < 0 else "+"
+        gap = "the same" if none else f"posterior {sign}{number(apart.value, apart.standard_error)}"
+        parts.append(f"{metric} {number(of[CENTRE + metric].value)} ({gap})")
+    return f"centre alone: {', '.join(parts)}" if parts else ""
 
 
 _HEAD = ("metric", "value", "unit", "n", "")
@@ -135,19 +153,7 @@ def _remark(score: AnyScore, companions: Sequence[AnyScore]) -> str:
     words += [f"exact {s.value:.4g}" for s in exact]
     by_draws = [s for s in own if s.metric == score.metric + BY_DRAWS]
     words += [f"exact; {s.value:.4g} from draws, {s.status}" if s.status != "ok" else "exact" for s in by_draws]
-    if score.metric in _WITH_CENTRE and score.split == "test":
-        alone = [s for s in own if s.metric == CENTRE + score.metric]
-        apart = [s for s in own if s.metric == score.metric + MINUS_CENTRE]
-        words += [_with_centre(score, *pair) for pair in zip(alone, apart, strict=False)]
     return "; ".join(words)
-
-
-def _with_centre(score: AnyScore, centre: AnyScore, apart: AnyScore) -> str:
-    """The centre's score and the paired difference, unless that is a hundredth of the score's own standard error."""
-    own = score.standard_error or 0.0
-    if abs(apart.value) <= own / 100 and (apart.standard_error or 0.0) <= own / 100:
-        return "the same as its centre"
-    return f"centre {number(centre.value)}, difference {number(apart.value, apart.standard_error)}"
 
 
 def _column(score: AnyScore) -> Column:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from bnn_runner.experiment import Experiment
 from bnn_runner.metrics.marginal import validation_against_centre
+from bnn_runner.report.student import quantile
 from bnn_runner.scoring import Evaluation
 
-WORSE = 2.0
-"""Paired standard errors below its centre at which a posterior gets a note."""
+WORSE, LEVEL = 2.0, 0.05
+"""Paired standard errors below its centre at which a posterior gets a note; with few points, Student's quantile."""
 
 
 def against_centre(evaluation: Evaluation, experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
@@ -21,7 +23,8 @@ def against_centre(evaluation: Evaluation, experiment: Experiment) -> tuple[dict
     if found is None:
         return {}, []
     own, centre, apart = found
-    worse = apart.value < -WORSE * apart.standard_error
+    limit = max(WORSE, quantile(LEVEL, apart.n - 1)) if apart.n > 1 else math.inf
+    worse = apart.value < -limit * apart.standard_error
     facts = {
         "val_loglik": own.value,
         "centre_val_loglik": centre.value,

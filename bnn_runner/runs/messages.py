@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bnn_runner.base import Network
-from bnn_runner.report.console import score_table
+from bnn_runner.report.console import centre_line, score_table
 from bnn_runner.report.read_cells import read_scores
 from bnn_runner.rng import global_stream
 from bnn_runner.runs.session import CellRun, Session
@@ -95,7 +95,10 @@ def show_scores(cell_run: CellRun, session: Session, earlier: bool = False) -> N
         say(f"note: {note}")
     if report.get("repairs"):
         say(f"numerical repairs: {report['repairs']}")
-    say(score_table(read_scores(cell.folder / "metrics.csv")))
+    scores = read_scores(cell.folder / "metrics.csv")
+    if line := centre_line(scores):
+        say(line)
+    say(score_table(scores))
     for picture in sorted((cell.folder / "figures").glob("*.png")):
         say(f"picture  {short_path(picture)}")
     say(f"cell     {short_path(cell.folder)}")

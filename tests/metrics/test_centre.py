@@ -144,6 +144,12 @@ def test_a_posterior_that_is_worse_on_validation_is_reported_with_choices_that_a
     assert "method=map" in notes[0] and "hyper=grid" in notes[0] and f"{facts['val_loglik']:.3f}" in notes[0]
     assert "hyper=grid" not in against_centre(ahead(2.0), experiment(True, needs_validation=True))[1][0]
     assert "method=map" not in against_centre(ahead(2.0), experiment(False))[1][0]
+    few = SimpleNamespace(value=-2.1, standard_error=1.0, n=15)  # 2.1 is below Student's 2.14 for 15 points
+    with pytest.MonkeyPatch.context() as patch:
+        for n, worse in ((15, False), (60, True)):
+            few.n = n
+            patch.setattr("bnn_runner.runs.against_centre.validation_against_centre", lambda e: (few, few, few))
+            assert against_centre(evaluation, experiment(True))[0]["worse_than_centre"] is worse
     facts, notes = against_centre(ahead(-2.0), experiment(True))
     assert not facts["worse_than_centre"] and not notes
     assert against_centre(replace(evaluation, centre=None), experiment(True)) == ({}, [])

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from bnn_runner.report.console import score_table
+from bnn_runner.report.console import centre_line, score_table
 from bnn_runner.report.read_cells import ScoreRow
 
 NATS = {"better": "higher", "unit": "nats per block"}
@@ -43,9 +43,10 @@ def test_a_converged_score_has_no_remark_and_a_centre_only_where_it_differs():
     assert next(x for x in score_table(joint).splitlines() if "joint_loglik" in x).endswith("10")
     own = ScoreRow("marginal_loglik", -0.5, 0.02, n=100, better="higher", unit="nats per point")
     centre = ScoreRow("centre_marginal_loglik", -0.6, 0.02, n=100, better="higher", unit="nats per point")
-    for apart, remark in ((0.1, "centre -0.6000, difference 0.100 ± 0.010"), (1e-6, "the same as its centre")):
-        row = ScoreRow("marginal_loglik_minus_centre", apart, apart / 10, n=100, unit="nats per point")
-        assert remark in score_table([own, centre, row], width=200)
+    for apart, gap in ((0.1, "posterior +0.100 ± 0.010"), (-0.1, "posterior -0.100 ± 0.010"), (1e-6, "the same")):
+        row = ScoreRow("marginal_loglik_minus_centre", apart, abs(apart) / 10, n=100, unit="nats per point")
+        assert centre_line([own, centre, row]) == f"centre alone: marginal_loglik -0.6000 ({gap})"
+    assert centre_line([own]) == ""
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
