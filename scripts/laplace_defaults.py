@@ -39,6 +39,7 @@ from bnn_runner.curvature.psd import Repairs
 from bnn_runner.curvature.structures import fit_structure
 from bnn_runner.errors import RunFailed
 from bnn_runner.hyper.evidence import Evidence
+from bnn_runner.hyper.grid import LABELS
 from bnn_runner.hyper.validation_choice import preferred
 from bnn_runner.laplace.g_prior import g_prior
 from bnn_runner.laplace.scale_invariance import scale_invariant
@@ -91,7 +92,7 @@ CASES = (
     *(Case(data, "mlp", structures=STRUCTURES) for data in ("glass",)),
     *(
         Case(data, model, ("schedule.epochs=100", *LIKE_MLP))
-        for data in ("glass", "vehicle", "digits")
+        for data in ("glass", "vehicle", "wine")
         for model in NORMS
     ),
     Case("mnist", "lenet_small", MNIST),
@@ -254,7 +255,7 @@ class Comparison:
 
         def pick(part: str) -> Candidate:
             score, standard_errors = SELECTIONS[by]
-            i = preferred([c.score(score, part) for c in candidates], standard_errors, least)
+            i = preferred([c.score(score, part) for c in candidates], standard_errors, least, LABELS[score])
             assert i is not None
             return candidates[i]
 

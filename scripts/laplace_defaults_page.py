@@ -148,7 +148,8 @@ def page(rows: Rows) -> str:
         "points or blocks. Seeds share points, so the error of their mean is taken to be that of one seed. The "
         "validation columns are by two halves: a rule that selects by validation selects on one half and is scored on "
         "the other. The default is chosen by them alone; the test columns were looked at afterwards. `SE` rules take "
-        "the smallest precision within so many standard errors of the best, as `hyper.standard_errors`.",
+        "the smallest precision within so many standard errors of the best (or 5e-4 nats per label), as "
+        "`hyper.standard_errors`.",
         "",
         f"## All networks ({everywhere}), with the structure of method=laplace",
         "",

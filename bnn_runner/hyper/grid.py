@@ -18,6 +18,8 @@ LOWEST, HIGHEST = 1e-8, 1e12
 """Bounds of a grid that is extended."""
 STEPS = 4
 """Precisions by which a grid is extended at once."""
+LABELS: dict[ValidationScore, int] = {"marginal": 1, "dyadic": 10, "joint": 10}
+"""Of one point or block."""
 NEAR = 1.01
 """A precision nearer to a bound than this factor is the bound."""
 FLAT_NATS = 1e-4
@@ -35,7 +37,8 @@ class Grid:
         family: isotropic, one precision for every weight, or g, the one λ of the neural g-prior λ diag(H)/N.
         score: log-likelihood that is compared: marginal, dyadic (10 labels over 2 points) or joint (10 points).
         standard_errors: the smallest precision wins whose score is at most so many paired standard errors below the
-            best, but none below the training prior's (or the g-prior's λ = 1) unless it is the best; 0 for the best.
+            best, or at most 5e-4 nats per label, but none below the training prior's (or the g-prior's λ = 1) unless it
+            is the best; 0 for the best.
         low: smallest precision at first.
         high: largest precision at first.
         num: number of precisions at first.
@@ -114,7 +117,7 @@ class _Search:
     def chosen(self) -> int | None:
         floor = float(self.problem.start.min())
         least = sum(value < floor for value in self.values)
-        return preferred(self.scores, self.rule.standard_errors, least)
+        return preferred(self.scores, self.rule.standard_errors, least, LABELS[self.rule.score])
 
     @property
     def precision(self) -> float:
@@ -167,16 +170,17 @@ class _Search:
     def end(self) -> tuple[HyperStatus, tuple[str, ...]]:
         """How the search ended, and what a reader should know."""
         chosen, last = self.chosen, len(self.scores) - 1
+        alone = self.rule.extend and highest(self.scores) == last and self._flat(last, last - 1)
+        if alone:
+            return "converged", (
+                "hyper=grid: the validation part prefers the trained network without uncertainty; the selected "
+                f"precision, {self.precision:.3g}, is the smallest that is nearly as good there",
+            )
         if chosen not in (0, last):
             return "converged", ()
         where = f"hyper=grid: the best precision, {self.precision:.3g}, is at the "
         if not self.rule.extend:
             return "at bound", (f"{where}edge of the grid; widen hyper.low or hyper.high, or set hyper.extend=true",)
-        if chosen == last and self._flat(last, last - 1):
-            return "converged", (
-                f"hyper=grid: validation prefers a precision as large as {self.precision:.3g}, at which the posterior "
-                "is almost the trained network itself",
-            )
         if chosen == 0 and self._flat(0, 1):
             return "converged", ()
         ends = f"{LOWEST:.0e} and {HIGHEST:.0e}"

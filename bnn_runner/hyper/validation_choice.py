@@ -11,6 +11,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+INDIFFERENT_NATS = 5e-4
+"""A difference per label that counts as none. Where validation prefers the network itself, every posterior is worse by
+many paired standard errors, however little it is; one that costs this much gains far more jointly."""
+
 
 def mean(values: Tensor) -> float:
     """Of the scores of points or blocks, in nats."""
@@ -34,13 +38,16 @@ def highest(scores: Sequence[Tensor]) -> int | None:
     return max(finite)[1] if finite else None
 
 
-def preferred(scores: Sequence[Tensor], standard_errors: float, least: int = 0) -> int | None:
+def preferred(scores: Sequence[Tensor], standard_errors: float, least: int = 0, labels: int = 1) -> int | None:
     """The first of those below the best, without a gap, that are worse by at most so many paired standard errors.
+
+    Also of those that are worse by at most `INDIFFERENT_NATS` per label.
 
     Args:
         scores: of each precision, [R, M], in ascending order of the precisions.
         standard_errors: 0 for the best itself.
         least: the first that may be selected without being the best.
+        labels: of a point or block.
 
     Returns:
         None where no score is finite.
@@ -51,7 +58,7 @@ def preferred(scores: Sequence[Tensor], standard_errors: float, least: int = 0) 
     first = best
     while first > least and math.isfinite(mean(scores[first - 1])):
         difference, error = paired(scores[first - 1], scores[best])
-        if difference < -standard_errors * error:
+        if difference < -max(standard_errors * error, INDIFFERENT_NATS * labels):
             break
         first -= 1
     return first

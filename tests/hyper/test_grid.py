@@ -73,8 +73,12 @@ def test_the_search_ends_where_the_posterior_is_the_network_itself() -> None:
     """The score tends to the network's like −1/λ. Planted bug: a search up to the bound, for 1e-10 nats."""
     calls: list[Any] = []
     choice = Grid(high=1e3).choose(problem(lambda x: -(10.0**-x), calls))
-    assert choice.status == "converged" and "almost the trained network itself" in choice.notes[0]
+    assert choice.status == "converged" and "prefers the trained network without uncertainty" in choice.notes[0]
     assert choice.facts["grid_searched"][1] < 1e10 and len(calls) == 3
+    # 5e-4 nats are no difference: λ is 1 / 5e-4, on the finer grid around it
+    assert 2000 <= float(choice.precisions[0]) < 2000 * 10**0.25
+    exact = Grid(high=1e3, standard_errors=0).choose(problem(lambda x: -(10.0**-x)))
+    assert float(exact.precisions[0]) > 1e5
 
 
 def test_a_score_that_is_not_finite_is_skipped_and_counted() -> None:
@@ -97,6 +101,9 @@ def test_a_standard_error_is_that_of_the_difference_at_each_point() -> None:
     several = scores(near, far, near, near, base.tolist(), near)
     assert preferred(several, 0) == 4 and preferred(several, 1) == 2
     assert preferred(several, 0.5) == 4 and preferred(several, 3) == 0
+    little = (base - 4e-4).tolist()
+    assert preferred(scores(little, base.tolist()), 0.5) == 0 and preferred(scores(little, base.tolist()), 0) == 1
+    assert preferred(scores(far, base.tolist()), 0.5, labels=50) == 0
     assert preferred(scores([math.nan] * 3), 1) is None and preferred(scores([math.nan] * 3, near), 1) == 1
 
 
