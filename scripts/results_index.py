@@ -49,7 +49,11 @@ COSTS = (
         "Joint scores from draws: how often they are called converged although biased",
         "scripts/joint_convergence.py",
     ),
-    Group("tangent_speed", "The tangent model's optimum, compared with training the network", "scripts/benchmark_tangent.py"),
+    Group(
+        "tangent_speed",
+        "The tangent model's optimum, compared with training the network",
+        "scripts/benchmark_tangent.py",
+    ),
     Group("report_costs", "Cost of bnn-report on 2,000 cells", "scripts/benchmark_report.py"),
 )
 OTHERS = (
