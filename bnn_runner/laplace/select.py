@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,7 +90,8 @@ def select_precisions(
     # Part of a tensor can be rescaled on its own, which no normalisation layer undoes.
     whole = not jacobians.chosen
     invariant = scale_invariant(jacobians.network, few, jacobians.names) if whole else ScaleInvariance()
-    family = PriorFamily.of(task, jacobians, curvature, rule, invariant.names, repairs, validation)
+    scored = partial(validation, progress=progress)
+    family = PriorFamily.of(task, jacobians, curvature, rule, invariant.names, repairs, scored)
     tangent = TangentModel(task, jacobians, progress, repairs)
     found = _Modes(family, tangent, rule, tolerance, passes, invariant.names).select(mode)
     point, parts = found.point, found.parts

@@ -7,7 +7,8 @@ score's change is quadratic in δ, and single draws would hide it behind a linea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from bnn_runner.metrics.blocks import Blocks, permutations, uniform_counts
 from bnn_runner.metrics.log_mean import log_mean
 from bnn_runner.models.likelihoods import Gaussian
 from bnn_runner.rng import generator
+from bnn_runner.runtime.console import Progress
 from bnn_runner.tasks import Split, Task
 
 VALIDATION_DRAWS = 200
@@ -34,7 +36,22 @@ DRAW_FLOATS = 2**26
 """Numbers in the weights of draws that exist at once."""
 _AT_ONCE = 20
 Scores = list[dict[ValidationScore, Tensor]]
-Validation = Callable[[Task, Jacobians, Curvature, Sequence[Tensor], Sequence[ValidationScore], int | None], Scores]
+STAGE = "validation scores"
+
+
+class Validation(Protocol):
+    """Scores candidate precisions by a method's own predictive, as `validation_scores` does by the tangent model's."""
+
+    def __call__(
+        self,
+        task: Task,
+        jacobians: Jacobians,
+        curvature: Curvature,
+        candidates: Sequence[Tensor],
+        scores: Sequence[ValidationScore] = ("marginal",),
+        points: int | None = None,
+        progress: Progress = lambda stage, done, total: None,
+    ) -> Scores: ...
 
 
 @torch.no_grad()
@@ -45,6 +62,7 @@ def validation_scores(
     candidates: Sequence[Tensor],
     scores: Sequence[ValidationScore] = ("marginal",),
     points: int | None = None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> Scores:
     """Log-likelihoods of the validation part, in nats and target units, for each candidate; NaN where it is too weak.
 
@@ -61,6 +79,7 @@ def validation_scores(
         candidates: precisions, each [T].
         scores: which ones.
         points: at most so many points, at random; None for all.
+        progress: called after every batch of points.
 
     Raises:
         RunFailed: there are too few points for a block.
@@ -71,12 +90,12 @@ def validation_scores(
     found: Scores = [{score: torch.full((1, 1), math.nan, dtype=torch.float64) for score in scores} for _ in candidates]
     shift = float(wide(task.target_scale).log().sum())
     if "marginal" in scores:
-        for i, each in _marginals(task, split, jacobians, usable).items():
+        for i, each in _marginals(task, split, jacobians, usable, progress).items():
             found[i]["marginal"] = each.unsqueeze(0) - shift
     joint = [score for score in scores if score != "marginal"]
     if joint:
         blocks = {score: _blocks(score, split.ids) for score in joint}
-        for i, loglik in _draw_logliks(task, split, jacobians, usable):
+        for i, loglik in _draw_logliks(task, split, jacobians, usable, progress):
             found[i] |= {score: _of_blocks(loglik - shift, blocks[score]) for score in joint}
     return found
 
@@ -90,14 +109,16 @@ def some_points(split: Split, points: int | None) -> Split:
 
 
 def _marginals(
-    task: Task, split: Split, jacobians: Jacobians, gaussians: Mapping[int, WeightGaussian]
+    task: Task, split: Split, jacobians: Jacobians, gaussians: Mapping[int, WeightGaussian], progress: Progress
 ) -> dict[int, Tensor]:
     """Log-likelihoods of single points, [V] float64, under each Gaussian."""
     likelihood = jacobians.network.likelihood
     parts: dict[int, list[Tensor]] = {i: [] for i in gaussians}
+    done = 0
     for x, y in split.batches(jacobians.batch_size(task.spec.num_outputs)):
         assert y is not None
         batch = jacobians(x)
+        done += len(x)
         for i, gaussian in gaussians.items():
             covariance = gaussian.covariance(batch)
             if isinstance(likelihood, Gaussian):
@@ -105,6 +126,7 @@ def _marginals(
                 parts[i].append(wide(gaussian_log_prob(y, batch.outputs, covariance + noise)).cpu())
             else:
                 parts[i].append(_sampled_log_prob(likelihood, y, batch.outputs, covariance).cpu())
+        progress(STAGE, done, len(split))
     return {i: torch.cat(each) for i, each in parts.items()}
 
 
@@ -127,7 +149,7 @@ def _mirrored(likelihood: Likelihood, y: Tensor, mean: Tensor, moved: Tensor) ->
 
 
 def _draw_logliks(
-    task: Task, split: Split, jacobians: Jacobians, gaussians: Mapping[int, WeightGaussian]
+    task: Task, split: Split, jacobians: Jacobians, gaussians: Mapping[int, WeightGaussian], progress: Progress
 ) -> Iterator[tuple[int, Tensor]]:
     """Log p(y_n | f_s(x_n)) of each draw and its mirror image, [S, V] float64, under one Gaussian after the other.
 
@@ -136,7 +158,8 @@ def _draw_logliks(
     likelihood, sizes, half = jacobians.network.likelihood, jacobians.sizes(), VALIDATION_DRAWS // 2
     at_once = max(1, DRAW_FLOATS // sum(sizes.values()))  # draws
     several = max(1, at_once // half)  # candidates
-    order = list(gaussians)
+    order, done = list(gaussians), 0
+    passes = -(-len(order) // several) * -(-half // at_once)
     for first in range(0, len(order), several):
         some = order[first : first + several]
         rows: dict[int, list[Tensor]] = {i: [] for i in some}
@@ -152,6 +175,8 @@ def _draw_logliks(
                     moved = [j.apply(d.contiguous().to(batch.outputs)) for j, d in pairs]
                     total = sum(moved[1:], moved[0]).permute(2, 0, 1)
                     parts[i].append(_mirrored(likelihood, y, batch.outputs, total).cpu())
+                done += len(x)
+                progress(STAGE, done, passes * len(split))
             for i in some:
                 rows[i].append(torch.cat(parts[i], 1))
         for i in some:
@@ -194,6 +219,7 @@ def network_validation_scores(
     candidates: Sequence[Tensor],
     scores: Sequence[ValidationScore] = ("marginal",),
     points: int | None = None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> Scores:
     """The same for draws of the network itself: log E p(y | f(x, w* + δ)).
 
@@ -204,7 +230,8 @@ def network_validation_scores(
     shift = float(wide(task.target_scale).log().sum())
     blocks = {score: _blocks(score, split.ids) for score in scores if score != "marginal"}
     found: Scores = []
-    for candidate in candidates:
+    for number, candidate in enumerate(candidates):
+        progress(STAGE, number, len(candidates))
         gaussian = curvature.gaussian(candidate)
         if too_weak(gaussian):
             found.append({score: torch.full((1, 1), math.nan, dtype=torch.float64) for score in scores})

@@ -97,6 +97,23 @@ def test_chunks_of_draws_and_candidates_change_nothing(monkeypatch: pytest.Monke
             torch.testing.assert_close(one[score], other[score])
 
 
+@pytest.mark.parametrize("scores", [("marginal",), ("dyadic",)])
+def test_progress_is_reported_and_stops_the_search(scores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bugs: a long search without a word; more steps done than there are."""
+    task, _, jacobians, curvature = fitted("kfac")
+    monkeypatch.setattr(validation_score, "DRAW_FLOATS", 37 * sum(jacobians.sizes().values()))
+    told: list[tuple[int, int]] = []
+    candidates = [at(curvature, v) for v in (0.5, 5.0)]
+    validation_scores(task, jacobians, curvature, candidates, scores, None, lambda stage, *at: told.append(at))
+    assert told and told[-1][0] == told[-1][1] and [a for a, _ in told] == sorted(a for a, _ in told)
+
+    def stop(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        validation_scores(task, jacobians, curvature, candidates, scores, None, stop)
+
+
 def test_at_most_so_many_points_and_the_same_ones_for_every_candidate() -> None:
     task, _, jacobians, curvature = fitted()
     one, other = (validation_scores(task, jacobians, curvature, [at(curvature, v)], SCORES, 12)[0] for v in (1e12, 1e9))
