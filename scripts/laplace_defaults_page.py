@@ -15,6 +15,8 @@ from bnn_runner.hyper.grid import Grid
 
 ALLOWED = 0.1
 """Share of the networks on which a rule may lose more than two standard errors of the marginal."""
+SMALL_NATS = 1e-3
+"""A smaller loss of the marginal counts as none: that of a posterior that is almost the network has no error either."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -38,7 +40,7 @@ class Mean:
         return self.values[f"{score}_error"]
 
     def loses(self, score: str) -> bool:
-        return self.values[score] < -2 * self.error(score)
+        return self.values[score] < -max(2 * self.error(score), SMALL_NATS)
 
     def text(self, score: str, digits: int = 3) -> str:
         return f"{self.values[score]:+.{digits}f} ± {self.error(score):.{digits}f}"
@@ -153,8 +155,8 @@ def page(rows: Rows) -> str:
         "",
         f"## All networks ({everywhere}), with the structure of method=laplace",
         "",
-        "`lost`: networks whose posterior's marginal is more than two standard errors below their own. `above`: those "
-        "whose posterior's dyadic score is above. Rules that were not run on all networks are in the tables below.",
+        "`lost`: networks whose posterior's marginal is more than two standard errors (and 0.001 nats) below their own. "
+        "`above`: those whose posterior's dyadic score is above. Rules that were not run on all networks are in the tables below.",
         "",
         *table(
             ("rule", "networks", "validation marginal", "lost", "dyadic", "above", "test marginal", "lost", "dyadic",
