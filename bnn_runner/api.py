@@ -35,7 +35,7 @@ again:
 
 >>> overrides = ["debug=fast", "figures=false", "metric=[rmse]", "method=map,laplace", "seed=0,1"]
 >>> [(r.method, r.seed, len(r.scores)) for r in bnn_runner.sweep(overrides, quiet=True)]
-[('map', 0, 1), ('map', 1, 1), ('laplace', 0, 1), ('laplace', 1, 1)]
+[('map', 0, 1), ('map', 1, 1), ('laplace', 0, 3), ('laplace', 1, 3)]
 
 Usage errors raise `UserError`, failed runs raise `RunFailed`; neither ends the process:
 

@@ -91,7 +91,7 @@ def _example_evaluation(experiment: Experiment, split: str) -> Evaluation:
             probs = probs / probs.sum(-1, keepdim=True)
             entropy = -(probs * probs.log()).sum(-1)
             targets = ids % outputs if labelled else None
-            return SplitEvaluation(ids, loglik, targets, probs, entropy / 2, probs.argmax(-1))
+            return SplitEvaluation(ids, loglik, targets, mean_probs=probs, mean_entropy=entropy / 2)
         means = torch.randn(draws, points, outputs, generator=random, dtype=torch.float64)
         targets = means.mean(0) + 1 if labelled else None
         return SplitEvaluation(ids, loglik, targets, means=means, variances=torch.ones_like(means))

@@ -182,8 +182,8 @@ def test_naval_has_two_constant_columns():
     if not (Path(DATA_DIR) / "UCI_Datasets" / SETS["naval"].folder).is_dir():
         pytest.skip("naval is not there")
     task = tiny(name="naval").load(Path(DATA_DIR), 0)
-    assert next(note for note in task.notes if "constant" in note).startswith("Input column 8 ")
-    assert sum("constant" in note for note in task.notes) == 2
+    assert next(note for note in task.notes if "constant" in note).startswith("Input columns 8 (counted from 0), 11 ")
+    assert sum("constant" in note for note in task.notes) == 1
     assert task.train.inputs.abs().max() < 50
 
 

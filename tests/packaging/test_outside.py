@@ -321,9 +321,9 @@ def test_a_report_section_is_one_file_and_its_name_in_the_table(empty: Path) -> 
     (report / "tally.py").write_text(SECTION.lstrip(), encoding="utf-8")
     table = report / "sections.py"
     text = table.read_text(encoding="utf-8")
-    named = text.replace(", ranks\n", ", ranks, tally\n")
+    named = text.replace("    structures,\n", "    structures,\n    tally,\n")
     named = named.replace("    ranks.SECTION,\n", "    ranks.SECTION,\n    tally.SECTION,\n")
-    assert len(named) - len(text) == len(", tally") + len("    tally.SECTION,\n")
+    assert len(named) - len(text) == len("    tally,\n") + len("    tally.SECTION,\n")
     table.write_text(named, encoding="utf-8")
     touched = [p for p in copy.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()]
     assert {p.name for p in touched} == {"tally.py", "sections.py"}

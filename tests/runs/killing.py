@@ -139,7 +139,8 @@ def forked(experiment: Experiment, folder: Path, fatal: int | None = None) -> tu
         try:
             recorder.install()
             outcome = runner.run(experiment, Telling(recorder))
-            code, trouble = (0 if outcome.status == "done" else 71), outcome.message
+            ended = outcome.status in ("done", "skipped")  # skipped: the kill came after the last file
+            code, trouble = (0 if ended else 71), outcome.message
         except BaseException:
             trouble = traceback.format_exc()
         with open(begins, "w") as told:

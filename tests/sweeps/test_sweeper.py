@@ -239,7 +239,8 @@ def test_experiments_of_other_seeds_are_as_composed(folder: Path) -> None:
     for seed in (3, 4, 5):
         quick = loader.load(["method=map", f"seed={seed}", "data.noise=0.2"])
         full = load_experiment(["method=map", f"seed={seed}", "data.noise=0.2"], None, folder)
-        assert quick.tree == full.run.tree and build_experiment(quick).settings == full.settings
+        built = build_experiment(quick)
+        assert built.run.tree == full.run.tree and built.settings == full.settings
         assert load_experiment(quick.overrides, None, folder).config == full.config
 
 

@@ -268,6 +268,6 @@ def test_a_torchvision_resnet18_saved_by_plain_torch(here: Path, capsys: pytest.
     assert "11,177,538 parameters" in told and "log evidence" in told and "over last-layer weights" in told
     assert "no better than a constant prediction" in told, "its weights are random"
     assert report_main(["--metrics", "marginal_loglik,accuracy", "--no-figure"]) == 0
-    assert "| tiles | module | laplace_last_layer |" in capsys.readouterr().out.replace("  ", "")
+    assert "| tiles | module | laplace_last_layer [" in capsys.readouterr().out.replace("  ", "")
     assert run([*words, "model.weights=r18.pt", "model.num_classes=3"]) == 2
     assert "must return [2, 2] for two points" in capsys.readouterr().err
