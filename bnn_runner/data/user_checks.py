@@ -34,7 +34,7 @@ class Labels:
             for i in left[:_SHOWN]
         )
         keep = [table.names[i] for i in left if self.reasons[i] != BLANK]
-        how = f", which {typed_columns('data.keep', keep, table.names)} makes them inputs" if keep else ""
+        how = f", unless you add {typed_columns('data.keep', keep, table.names)}" if keep else ""
         return f"left out: {shown}{how}"
 
 
@@ -94,7 +94,7 @@ def columns_to_check(table: TextTable, columns: Sequence[Column]) -> list[str]:
             odd[column.name] = values
     if odd:
         shown = "; ".join(
-            f"{name} has {' and '.join(f'{value:.6g} in {count} rows' for value, count in values)}"
+            f"{name} has {' and '.join(_rows_with(value, count) for value, count in values)}"
             for name, values in list(odd.items())[:_SHOWN]
         )
         more = f"; and {len(odd) - _SHOWN} more columns" if len(odd) > _SHOWN else ""
@@ -124,3 +124,7 @@ def _odd_values(column: Column) -> list[tuple[float, int]]:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _rows_with(value: float, count: int) -> str:
+    return f"{value:.6g} in {count} {'row' if count == 1 else 'rows'}"

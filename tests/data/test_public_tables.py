@@ -192,7 +192,7 @@ TAKEN = {
     "a series with its index": Case(table(",a,y", rows(COUNT, A, Y)), "(counts the rows)", ("a",)),
     "Unnamed: 0": Case(
         table("Unnamed: 0,a,b,label", rows(COUNT, A, B, sorted(PET))),
-        ["left out: Unnamed: 0 (counts the rows)", "'data.keep=[\"Unnamed: 0\"]' makes them inputs"],
+        ["left out: Unnamed: 0 (counts the rows)", "unless you add 'data.keep=[\"Unnamed: 0\"]'"],
         target="label",
         classes=TWO,
     ),
@@ -378,12 +378,12 @@ TAKEN = {
         "far from all other values: a has -999 in 12 rows (if missing: 'data.missing_codes=[-999]' data.missing=drop)",
     ),
     "fill values of climate models": Case(table("a,b,y", rows(FILL, B, Y)), "a has 9.96921e+36 in 7 rows"),
-    "1e200": Case(changed(PLAIN, 5, "1e200,1.5,2.5"), "a has 1e+200 in 1 rows"),
+    "1e200": Case(changed(PLAIN, 5, "1e200,1.5,2.5"), "a has 1e+200 in 1 row"),
     "all in one note": Case(
         table("id,a,b,c,y", rows(COUNT1, SENTINEL, FILL, "1", Y)),
         [
-            "check these columns: left out: id (counts the rows), which 'data.keep=[id]' "
-            "makes them inputs; constant: c; far from all other values: a has -999 in 12 rows; b has 9.9",
+            "check these columns: left out: id (counts the rows), unless you add 'data.keep=[id]'; "
+            "constant: c; far from all other values: a has -999 in 12 rows; b has 9.9",
         ],
         ("a", "b", "c"),
     ),
