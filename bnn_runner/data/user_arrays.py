@@ -237,11 +237,11 @@ def _with_targets(
             y, one = y.argmax(1), True
         if not one:
             part = "y" if "y" in names else "y_train"
-            mended = {name: f"a[{name!r}].argmax(1)" for name in names if name.startswith("y")}
+            corrected = {name: f"a[{name!r}].argmax(1)" for name in names if name.startswith("y")}
             raise UserError(
                 f"{path}: for classes, y must have one label per point, [N], or be one-hot, [N, K]; got "
                 f"{list(y.shape)}. If the largest entry of a row is its class ({part}.argmax(1)): "
-                f"{line(path, names, **mended)}"
+                f"{line(path, names, **corrected)}"
             )
         raw = [str(v) for v in y.reshape(-1)] if y.dtype.kind in "US" else y.reshape(-1).astype(np.float64).tolist()
         found, class_names = numbered(raw)

@@ -66,7 +66,7 @@ def score_table(scores: Sequence[AnyScore], width: int | None = None) -> str:
 def centre_line(scores: Sequence[AnyScore]) -> str:
     """The centre's scores on the test set and the paired differences of the posterior from them; "" without a centre.
 
-    A difference within a hundredth of the score's own standard error is none.
+    A difference within a hundredth of the score's own standard error counts as no difference.
     """
     parts = []
     of = {s.metric: s for s in scores if s.split == "test" and s.tau is None and s.status == "ok"}

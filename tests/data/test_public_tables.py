@@ -501,7 +501,7 @@ REFUSED = {
     "a huge target": Refused(
         changed(PLAIN, 5, "1.5,2.5,1e200"), "line 5, column y: the target must be below 1e.37", pasted=True
     ),
-    "a mark that is none": Refused(
+    "a character that is no mark": Refused(
         PLAIN, "data.decimal must be auto, comma or point; got 'dot'", fields={"decimal": "dot"}
     ),
     "an encoding that is none": Refused(PLAIN, "data.encoding must name an encoding", fields={"encoding": "ansi8"}),
